@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.elastic.multiprocessing import api
 
-from ddplaunch.agent.end.evidence import OOM_KILLS_BEFORE, oom_kills
+from ddplaunch.agent.oom_kills import OOM_KILLS_BEFORE, oom_kills
 from ddplaunch.agent.open_files import raise_limit
 from ddplaunch.agent.plugin.outlets import drain, path_of, read_console
 from ddplaunch.agent.plugin.session import Session
@@ -137,7 +137,7 @@ class CapturedLogs(api.LogsSpecs):
         self._signals = signals
         notice_start(self._all_started)
         notice_failures(self._have_failed)
-        wait_for_ranks(settings.grace_s)
+        wait_for_ranks(settings.grace_s, session.closing)
         spare_children_of_ranks()
 
     def _captured(self, session: Session, envs: dict[int, dict[str, str]]) -> Any:

@@ -87,10 +87,11 @@ def notice_failures(tell: Callable[[dict[int, Any]], None]) -> None:
     _replace(WAIT, wait)
 
 
-def wait_for_ranks(grace_s: float) -> None:
-    """Give ranks ``grace_s`` seconds whenever they are asked to end, whatever the reason."""
+def wait_for_ranks(grace_s: float, tell: Callable[[], None]) -> None:
+    """Give ranks ``grace_s`` seconds whenever they are asked to end, whatever the reason; call ``tell()`` before."""
 
     def close(theirs: Any, context: Any, death_sig: Any = None, timeout: float = grace_s) -> None:
+        tell()
         theirs(context, death_sig, grace_s)
 
     _replace(CLOSE, close)

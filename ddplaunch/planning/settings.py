@@ -60,7 +60,7 @@ class Settings(NamedTuple):
     log_max_bytes: int = 4 << 30
     #: Where checkpoints go; these disks are watched for running full.
     outputs: tuple[str, ...] = ()
-    #: Address and port of torchrun's store, through which nodes started by hand learn that another one has ended.
+    #: Address and port of torchrun's store, through which nodes learn that another one has ended.
     others: str = ""
     #: Leave the final summary to the launcher, which reports on all hosts.
     silent: bool = False

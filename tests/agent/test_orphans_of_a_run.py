@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent.protocol import RankFailure
+from ddplaunch.agent.protocol import RankFailure, send
 from tests.agent.guarded import PATIENCE_S, ROOT, Guarded, at_rest, runs, until, waits_for
 
 # A rank with one child of each kind that multiprocessing makes, and one that ignores SIGTERM.
@@ -190,6 +190,28 @@ def test_who_failed_first_and_who_was_ended_for_it(tmp_path: Path) -> None:
         (0, None, "itself"),
     ]
     assert all(rank.started_s and rank.ended_s and rank.started_s <= rank.ended_s + 1 for rank in attempt.ranks)
+
+
+def test_whom_torchrun_ends_has_not_failed_whatever_its_status(tmp_path: Path) -> None:
+    """On a node where none failed: torchrun ends its ranks, as it lost another node. One rank's handler raises."""
+    raises = "import signal, sys\nsignal.signal(15, lambda *_: sys.exit(1))\nprint('up')\nsignal.pause()"
+    with Guarded(tmp_path, 2, 2) as guarded:
+        guarded.attempt([raises, "print('up'); import time; time.sleep(300)", "import sys; sys.exit(3)"])
+        until(lambda: all(guarded.file(f"attempt-0/rank-{rank}.out") == b"up\n" for rank in (0, 1)), "they run")
+        guarded.guard.send_signal(signal.SIGSTOP)  # it hears of all late
+        send(guarded.channel, {"op": "closing", "pids": [guarded.ranks[rank].pid for rank in (0, 1)]})
+        for rank in (0, 1):
+            guarded.ranks[rank].terminate()
+        guarded.guard.send_signal(signal.SIGCONT)
+        guarded.wait()
+        _, ended = guarded.end("error")
+    (attempt,) = ended.attempts
+    assert [(rank.exit_code, rank.ended_by) for rank in attempt.ranks] == [
+        (1, "launcher"),
+        (None, "launcher"),
+        (3, "itself"),
+    ]
+    assert attempt.first == 2
 
 
 def test_a_guard_that_hears_of_all_late_takes_torchruns_word_and_spares_the_ranks(tmp_path: Path) -> None:

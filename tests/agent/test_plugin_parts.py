@@ -13,7 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.agent.end.evidence import kernel_lines, oom_kills
+from ddplaunch.agent.end.evidence import kernel_lines
+from ddplaunch.agent.oom_kills import oom_kills
 from ddplaunch.agent.plugin.outlets import (
     LauncherStreams,
     close,

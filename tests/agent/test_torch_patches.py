@@ -146,7 +146,7 @@ def failures_are_not_noticed() -> None:
 
 
 def ranks_have_torchruns_grace() -> None:
-    wait_for_ranks(1.0)
+    wait_for_ranks(1.0, never)
     assert CLOSE.value() is None
 
 
@@ -274,7 +274,7 @@ def test_a_function_with_other_parameters_is_left_alone(name: TorchName, monkeyp
     skip_the_spread()
     notice_start(never)
     notice_failures(never)
-    wait_for_ranks(1.0)
+    wait_for_ranks(1.0, never)
     spare_children_of_ranks()
     said: list[str] = []
     RankCpus(["0"], said.append).bind()

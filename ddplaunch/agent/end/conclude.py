@@ -15,14 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
-from ddplaunch.agent.end.evidence import announced, attributed, explain_attempt, has_other_nodes
+from ddplaunch.agent.end.evidence import announced, explain_attempt, has_other_nodes
 from ddplaunch.explain.diagnosis import VAGUE, Diagnosis, Explanation, Raised
 from ddplaunch.explain.read.lines import clean, frames, read_lines
 from ddplaunch.explain.read.traceback import Tracebacks
 from ddplaunch.machine.files import read_end
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.directory import path_text
-from ddplaunch.records.find import read_record
 from ddplaunch.records.first_failure import failed_by_itself, first_failed, first_failed_node
 from ddplaunch.records.outcome import AttemptOutcome, PreviousRun, RankOutcome, RunOutcome, outcome_of, write_outcome
 from ddplaunch.ui.outcome_view import attempt_text, elsewhere_text, node_failed_text, outcome_text
@@ -33,8 +32,8 @@ from ddplaunch.watch import observed
 
 _TAIL_BYTES = 1 << 16
 _LINES = 20
-_WRITES_S = 3.0  # a record on a network file system arrives late
 _HEARS_S = 10.0  # a failed node explains its failure before it tells the others
+_TELLS_S = 3.0  # it has told them before srun ends them
 _LINE_CHARS = 500
 
 _explained: dict[int, Diagnosis | None] = {}  # diagnoses of earlier attempts, by number, so that none is made twice
@@ -48,7 +47,6 @@ def attempt_ended(settings: Settings, attempt: EndedAttempt) -> str | None:
     """
     if not attempt.failed:
         return None
-    attempt = attributed(settings, attempt)
     attempts = settings.max_restarts + 1
     if not any(failed_by_itself(each) for each in attempt.ranks):
         one_console = settings.silent or "SLURM_STEP_ID" in os.environ
@@ -65,7 +63,6 @@ def conclude(
 
     ``hear`` waits that many seconds; if another node tells meanwhile how it ended, it fills in ``ended.elsewhere``.
     """
-    ended = replace(ended, attempts=tuple(attributed(settings, each) for each in ended.attempts))
     last = ended.attempts[-1] if ended.attempts else None
     if ended.stopped is not None:
         explanation = Explanation(ended.stopped)
@@ -162,14 +159,19 @@ def _decided_elsewhere(
     scheduled = _by_the_scheduler(settings, ended) or announced(settings, ended, outcome)
     if scheduled is not None:
         return replace(outcome, diagnosis=scheduled), None
-    if settings.others and not settings.silent and _only_survived(outcome):
-        until_s = time.monotonic() + _HEARS_S
+    if settings.others:
+        until_s = time.monotonic() + _hears_s(ended, outcome)
         while not (ended.elsewhere or ended.launcher_died) and time.monotonic() < until_s:
             hear(0.1)
     cause = _told_by_another(ended, outcome)
-    if cause is None and settings.directory:
-        cause = _node_that_failed(settings, Path(settings.directory), ended, outcome)
     return (outcome, None) if cause is None else (caused_by(outcome, cause), cause.node)
+
+
+def _hears_s(ended: EndedRun, outcome: RunOutcome) -> float:
+    """Return how long another node may take to tell that it failed; srun ends this one by SIGTERM then."""
+    if _only_survived(outcome):
+        return _HEARS_S
+    return _TELLS_S if ended.signal == signal.SIGTERM and "SLURM_STEP_ID" in os.environ else 0.0
 
 
 def _only_survived(outcome: RunOutcome) -> bool:
@@ -183,6 +185,8 @@ def _told_by_another(ended: EndedRun, outcome: RunOutcome) -> RunOutcome | None:
     told = outcome_of(ended.elsewhere) if ended.elsewhere else None
     if told is None or outcome.state == "succeeded":
         return None
+    if told.state != "failed" and "SLURM_STEP_ID" in os.environ:
+        return None  # Slurm ended all nodes
     mine = outcome.state == "failed" and not _only_survived(outcome)
     if mine and first_failed_node({outcome.node: outcome, told.node: told}) is outcome:
         return None
@@ -194,35 +198,6 @@ def _told_by_another(ended: EndedRun, outcome: RunOutcome) -> RunOutcome | None:
         what = f"{name} was ended {how}"
         return replace(told, diagnosis=Diagnosis("terminated", "observed", what, why, fixes, host=told.host))
     return told
-
-
-def _node_that_failed(settings: Settings, directory: Path, ended: EndedRun, outcome: RunOutcome) -> RunOutcome | None:
-    """Return the outcome of the node whose failure ended this one, if the nodes share a run directory.
-
-    srun or torchrun's rendezvous ends nodes whose ranks did not fail, or failed only by losing another rank. The node
-    that failed wrote its outcome earlier.
-    """
-    told = ended.state == "signal" and ended.signal == signal.SIGTERM
-    own = any(failed_by_itself(each) for each in outcome.last_ranks) and not _only_survived(outcome)
-    if own or ended.stopped is not None or ended.launcher_died:
-        return None
-    if not (told or ended.state == "error" or _only_survived(outcome)):
-        return None
-    if not has_other_nodes():
-        return None
-    until_s = time.monotonic() + (_WRITES_S if not told or "SLURM_STEP_ID" in os.environ else 0.0)
-    while True:
-        others = read_record(directory).outcomes.items()
-        found = first_failed_node({node: each for node, each in others if node != settings.node and _knows(each)})
-        if found is not None or time.monotonic() > until_s:
-            return found
-        time.sleep(0.1)
-
-
-def _knows(outcome: RunOutcome) -> bool:
-    """Return whether a rank of the node failed by itself, and not only because it lost another rank."""
-    own = any(failed_by_itself(each) for each in outcome.last_ranks)
-    return own and outcome.diagnosis is not None and not _only_survived(outcome)
 
 
 def caused_by(outcome: RunOutcome, cause: RunOutcome) -> RunOutcome:

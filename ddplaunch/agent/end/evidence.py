@@ -11,24 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
+from ddplaunch.agent.oom_kills import OOM_KILLS_BEFORE, oom_kills
 from ddplaunch.explain.diagnosis import Diagnosis, Explanation, LogSource, RunFacts
-from ddplaunch.machine.files import read, read_end
-from ddplaunch.machine.hardware import levels, probe_shm
+from ddplaunch.machine.hardware import probe_shm
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.directory import StopNote, read_stop
 from ddplaunch.records.explain_sources import facts_of_run, log_sources
 from ddplaunch.records.find import read_run
-from ddplaunch.records.first_failure import failed_by_itself, first_failed, steady_s
+from ddplaunch.records.first_failure import first_failed, steady_s
 from ddplaunch.records.outcome import RunOutcome, rank_end
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import size_text
 
-#: The variable in which the plug-in passes ``oom_kills()`` from before the run to the guard.
-OOM_KILLS_BEFORE = "DDPLAUNCH_OOM_KILLS_BEFORE"
 _MOST_LINES = 400
 _RECORD = re.compile(rb"^\d+,\d+,(\d+),[^;]*;([^\n]*)")
-_CLOSING = re.compile(rb"Sending process (\d+) closing signal")
-_TAIL_BYTES = 1 << 20
 _ANNOUNCED_S = 3600.0  # at most this long before the time limit; earlier signals mean something else
 _FULL_BYTES = 1 << 20  # a disk with less free space counts as full
 
@@ -177,40 +173,6 @@ def announced(settings: Settings, ended: EndedRun, outcome: RunOutcome) -> Diagn
 def _launcher_err(settings: Settings) -> str:
     """Return the name of the file with torchrun's own messages, relative to the run's directory."""
     return f"node-{settings.node}/launcher.err"
-
-
-def attributed(settings: Settings, attempt: EndedAttempt) -> EndedAttempt:
-    """Return the attempt with ``ended_by`` "launcher" for each rank that torchrun logged it ended; none is ``first``.
-
-    The guard sees that a rank died of SIGTERM, but not who sent it. On a node where no rank failed, torchrun ends the
-    ranks because another node failed or joined: ``SubprocessContext._close`` in
-    torch/distributed/elastic/multiprocessing/api.py logs ``Sending process PID closing signal SIGTERM`` for each.
-    """
-    closed = closed_by_torchrun(settings, attempt.unwritten.get(_launcher_err(settings), b""))
-    ranks = tuple(replace(each, ended_by="launcher") if each.pid in closed else each for each in attempt.ranks)
-    own = {each.rank for each in ranks if failed_by_itself(each)}
-    return replace(attempt, ranks=ranks, first=attempt.first if attempt.first in own else None)
-
-
-def closed_by_torchrun(settings: Settings, unwritten: bytes = b"") -> frozenset[int]:
-    """Return the pids that torchrun logged it ended; ``unwritten`` are its messages that are not in the file."""
-    said = read_end(Path(settings.directory or ".", _launcher_err(settings)), _TAIL_BYTES) + unwritten
-    return frozenset(int(pid) for pid in _CLOSING.findall(said))
-
-
-def oom_kills() -> int | None:
-    """Return how many processes of this cgroup the kernel has killed for memory so far, None if unknown.
-
-    ``oom_kill`` in memory.events, or in memory.oom_control with cgroup v1:
-    https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files
-    """
-    found = levels("memory")
-    for folder in found.folders:
-        for name in ("memory.events", "memory.oom_control"):
-            match = re.search(r"^oom_kill (\d+)$", read(f"{folder}/{name}") or "", re.MULTILINE)
-            if match:
-                return int(match[1])
-    return None
 
 
 def kernel_lines(since_s: float) -> tuple[str, ...]:

@@ -15,7 +15,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.agent.guard.sweep import Owner
@@ -23,7 +22,6 @@ from ddplaunch.agent.protocol import Rank, RankFailure
 from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.process_table import read_stat
 from ddplaunch.machine.processes.stop_processes import status_of_reaped
-from ddplaunch.records.directory import read_through, through_path
 from ddplaunch.records.first_failure import SeenEnd, first_to_fail, steady_s, who_ended
 from ddplaunch.records.json_files import replace_file
 from ddplaunch.values.words import signal_name
@@ -53,6 +51,7 @@ class RankLife:
         self.ended_s: float | None = None
         self.status: int | None = None
         self.told_to_end = False
+        self.closed = False  # ended by torchrun
 
     def end(self) -> SeenEnd:
         """Return how the rank ended, as far as it is known."""
@@ -143,6 +142,11 @@ class Attempt:
         if one.pid is not None and (seen := read_stat(one.pid)) and seen.start_ticks == one.start_time:
             one.status = None if seen.alive else seen.exit_status
 
+    def close(self, pids: Sequence[int]) -> None:
+        """Note that torchrun ends the ranks with these ``pids``, whatever status they end with."""
+        for one in self.ranks.values():
+            one.closed = one.closed or one.pid in pids
+
     def complete(self, failures: Sequence[RankFailure], *, succeeded: bool) -> None:
         """Fill in statuses that only torchrun saw, and decide which rank failed first."""
         by_rank = {failure["rank"]: failure for failure in failures}
@@ -154,8 +158,9 @@ class Attempt:
                     one.ended_s = one.ended_s or float(failure.get("timestamp_s", 0)) or steady_s()
             elif succeeded and one.status is None and one.pid is not None:
                 one.status = 0
-        others = [one.end() for one in self.ranks.values() if one not in self.order]
-        self.first = first_to_fail([one.end() for one in self.order], others)
+        others = [one for one in self.ranks.values() if one not in self.order]
+        ordered, unordered = ([one.end() for one in ranks if not one.closed] for ranks in (self.order, others))
+        self.first = first_to_fail(ordered, unordered)
 
     def ended(self, node: int, host: str, unwritten: Mapping[str, bytes], directory: str | None = None) -> EndedAttempt:
         """Return the attempt as it is known now; ``node`` is the number of this ``host`` in the record.
@@ -163,6 +168,7 @@ class Attempt:
         ``unwritten`` is output that could not be written, by its file's name in the node's ``directory``.
         """
         from ddplaunch.agent.end.ended import EndedAttempt
+        from ddplaunch.records.directory import read_through
         from ddplaunch.records.outcome import RankOutcome
 
         folder = f"node-{node}/attempt-{self.number}"
@@ -176,10 +182,10 @@ class Attempt:
                 signal=None if end.signal is None else signal_name(end.signal),
                 started_s=one.started_s,
                 ended_s=one.ended_s,
-                ended_by=who_ended(end, self.first),
+                ended_by="launcher" if one.closed else who_ended(end, self.first),
                 out=f"{folder}/rank-{one.rank}.out" if "out" in one.streams else None,
                 err=f"{folder}/rank-{one.rank}.err" if "err" in one.streams else None,
-                through=read_through(_note_of_end(directory or "", self.number, one.rank))
+                through=read_through(f"{directory}/attempt-{self.number}/rank-{one.rank}.through")
                 if end.signal == signal.SIGABRT
                 else None,
             )
@@ -274,10 +280,6 @@ class NumbersWatch:
             self._wait()
         elif seen.findings and not self._settings.node:
             self._told.tell(seen.findings)
-
-
-def _note_of_end(directory: str, attempt: int, rank: int) -> Path:
-    return through_path(Path(directory, f"attempt-{attempt}"), rank)
 
 
 def note_processes(path: str, table: dict[str, Any]) -> None:

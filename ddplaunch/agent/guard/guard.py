@@ -200,6 +200,8 @@ class GuardedRun:
                 self._begin_attempt(message, descriptors)
             case "started":
                 self._note_pids(message)
+            case "closing":
+                self._attempts[-1].close(message["pids"])
             case "signal":
                 self._signal = message["signal"]
                 self._order_to_end()

@@ -30,6 +30,7 @@ from ddplaunch.agent.guard.loop import IGNORED, PASSED_ON
 from ddplaunch.agent.open_files import require
 from ddplaunch.agent.plugin.outlets import LauncherStreams, Outlet, close, kinds, open_outlets
 from ddplaunch.agent.protocol import Rank, RankFailure, receive, send
+from ddplaunch.machine.processes.process_table import read_stat
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.own.own_files import open_place
 from ddplaunch.values.frozen import dataclass
@@ -180,7 +181,8 @@ class Session:
             wanted = [() for _ in ranks]
         before, self._outlets = self._outlets, opened
         self.attempt += 1
-        self._said.pop("started", None)
+        for op in ("started", "closing"):
+            self._said.pop(op, None)
         told = [
             Rank(rank=rank, local_rank=local_rank, streams=["out", "err"][: len(each)])
             for (rank, local_rank), each in zip(ranks, wanted, strict=True)
@@ -196,6 +198,11 @@ class Session:
         """Tell the guard the pid of each rank of the attempt."""
         self.pids = tuple(pids.values())
         self._say({"op": "started", "attempt": self.attempt, "pids": {str(rank): pid for rank, pid in pids.items()}})
+
+    def closing(self) -> None:
+        """Tell the guard which ranks torchrun is about to end: those that still run."""
+        if running := [pid for pid in self.pids if (seen := read_stat(pid)) and seen.alive]:
+            self._say({"op": "closing", "pids": running})
 
     def signalled(self, number: int) -> None:
         """Tell the guard that torchrun was told to end."""
@@ -263,7 +270,7 @@ class Session:
             new = None
             try:
                 new = _start_guard(self._environ, self._stderr)
-                for op in ("launcher", "listen", "attempt", "started", "elsewhere", "signal", "end"):
+                for op in ("launcher", "listen", "attempt", "started", "closing", "elsewhere", "signal", "end"):
                     if op in self._said:
                         send(new.channel, *self._said[op])
             except OSError:

@@ -20,7 +20,6 @@ from ddplaunch.agent.plugin.signals import Signals
 from ddplaunch.agent.protocol import RankFailure
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.first_failure import TorchrunState, exit_status, run_state
-from ddplaunch.records.outcome import RunOutcome, read_outcome, short_outcome, write_outcome
 
 _FAILED = "ddplaunch/failed"
 _LISTEN_S = 1.0
@@ -121,6 +120,8 @@ class OtherNodes:
         settings = self._session.settings
         if not settings.others or self._told or not settings.directory or self._thread is None:
             return
+        from ddplaunch.records.outcome import RunOutcome, read_outcome, short_outcome
+
         outcome, self._told = read_outcome(Path(settings.directory), settings.node), True
         if isinstance(outcome, RunOutcome) and outcome.state != "succeeded":
             self._store().set(_FAILED, json.dumps(short_outcome(outcome)))
@@ -209,6 +210,8 @@ def write_alone(
     settings: Settings, message: dict[str, Any], status: int, started_s: float, without: str | None
 ) -> None:
     """Write the outcome of a run without a guard, as far as torchrun itself knows it and the disk permits."""
+    from ddplaunch.records.outcome import RunOutcome, read_outcome, write_outcome
+
     written = read_outcome(Path(settings.directory), settings.node) if settings.directory else None
     if not settings.directory or (isinstance(written, RunOutcome) and written.exit_status == status):
         return  # a guard that died after its report wrote more detail

@@ -10,9 +10,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from ddplaunch.agent.rank_site import ddplaunch_observer, ddplaunch_phases
 from ddplaunch.agent.rank_site.sitecustomize import ENDED, LIMIT, MARK, PARENT, STACKS
 
+#: The variables with the paths of the rank's note, and of its phases.
+OBSERVE, PHASES = "DDPLAUNCH_OBSERVE", "DDPLAUNCH_PHASES"
 VARIABLE = "PYTHONBREAKPOINT"
 
 
@@ -33,8 +34,8 @@ def taking_part(
     """
     wanted = {
         STACKS: "1" if stacks else None,
-        ddplaunch_observer.PATH: note,
-        ddplaunch_phases.PATH: phases,
+        OBSERVE: note,
+        PHASES: phases,
         ENDED: ended,
         LIMIT: str(memory_bytes) if memory_bytes else None,
     }

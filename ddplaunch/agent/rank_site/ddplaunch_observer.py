@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     AfterImport = Callable[[dict[str, Callable[[Any], None]]], None]
 
-#: The variable with the path of the rank's note.
-PATH = "DDPLAUNCH_OBSERVE"
 _STEPS = 4  # of the first optimizer; other optimizers are observed meanwhile
 _WRITTEN_AT = (1, 2, _STEPS)  # a rank may end by `os._exit` at any time
 _MOST_STEPS = 64  # of all optimizers together

@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 
     AfterImport = Callable[[dict[str, Callable[[Any], None]]], None]
 
-#: The variable with the path of the rank's file.
-PATH = "DDPLAUNCH_PHASES"
 _AT_ONCE = 64  # the first steps are written at once: a short run may end by `os._exit`
 _EVERY_S, _SHARE = 0.1, 250  # for later steps; at least this many times as long as a write takes
 _OTHERS = 16  # after this many steps of another optimizer in a row, the first is out of use
