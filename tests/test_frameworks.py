@@ -1,0 +1,65 @@
+"""The scripts of docs/frameworks.md are launched by its commands, with the packages of the frameworks themselves."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import skip
+from tests.hosts.launching import clean_environment
+from tests.readme_blocks import samples
+
+pytestmark = pytest.mark.slow
+
+PAGE = (Path(__file__).parents[1] / "docs" / "frameworks.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^ddplaunch (run .*)$", PAGE, re.M)
+SCRIPTS = [name for name in samples(PAGE) if name.endswith(".py")]
+#: What each launch of the page plans for a rank: twice the rate of one process, with and without accumulation.
+BATCH_SIZE, LEARNING_RATE = 8, 0.02
+
+
+def ranks_of(command: str, folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Launch the script of ``command`` in ``folder``; return the run's outcome and what each rank observed."""
+    for name, text in samples(PAGE).items():
+        folder.joinpath(name).write_text(text, encoding="utf-8")
+    launched = subprocess.run(
+        [sys.executable, "-m", "ddplaunch", *shlex.split(command)],
+        cwd=folder,
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=550,
+        check=False,
+    )
+    assert launched.returncode == 0, launched.stdout
+    record = folder / ".ddplaunch" / "latest"
+    outcome = json.loads((record / "outcome.json").read_text(encoding="utf-8"))
+    notes = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(record.rglob("*.observed.json"))]
+    return outcome, notes
+
+
+def test_every_script_of_the_page_has_a_command() -> None:
+    assert [command.partition(" -- ")[2].partition(" ")[0] for command in COMMANDS] == SCRIPTS
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=SCRIPTS)
+def test_ranks_train_together_by_the_planned_numbers(command: str, tmp_path: Path) -> None:
+    for package in ("accelerate", "transformers", "lightning", "hydra"):
+        if find_spec(package) is None:
+            skip(f"{package} is not installed")
+    outcome, notes = ranks_of(command, tmp_path)
+    assert outcome["findings"] == []
+    assert [note["rank"] for note in notes] == [0, 1]
+    for note in notes:
+        assert note["ddp"], note
+        assert note["loaders"][0]["batch_size"] == BATCH_SIZE
+        assert note["optimizers"][0]["rates"][0] == pytest.approx(LEARNING_RATE)
