@@ -25,7 +25,7 @@ T = TypeVar("T")
 Option: TypeAlias = "str | int | float | bool | os.PathLike[str] | Sequence[object] | Mapping[str, object] | None"
 
 
-NOT_HERE = ("dry_run", "json", "detach")  # they leave no outcome to return
+NOT_HERE = ("dry_run", "detach")  # they leave no outcome to return
 _WITH_COMMAS = ("hosts", "show", "gpus", "preload")
 
 

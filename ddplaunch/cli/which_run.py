@@ -86,9 +86,8 @@ class _Runs:
 
     @property
     def running_here(self) -> list[Run]:
-        """This user's live runs that are recorded in the run directory, or were started here without a record."""
-        begun_here = [run for run in self.elsewhere if run.directory is None and _works_here(run)]
-        return [run for run in (*self.recorded, *begun_here) if _is_mine(run)]
+        """This user's live runs that are recorded in the run directory."""
+        return [run for run in self.recorded if _is_mine(run)]
 
     def at(self, path: Path) -> Run:
         """Return the run whose record is ``path``. Raises UsageError where there is none, or it is another user's."""
@@ -208,13 +207,6 @@ def _place(run: Run) -> str:
 
 def _is_mine(run: Run) -> bool:
     return run.processes is not None and run.processes.uid == own_id()
-
-
-def _works_here(run: Run) -> bool:
-    try:
-        return run.processes is not None and Path(f"/proc/{run.processes.first.pid}/cwd").readlink() == Path.cwd()
-    except OSError:
-        return False
 
 
 def _none_here(elsewhere: Sequence[str], command: str) -> str:

@@ -47,8 +47,7 @@ class FitCommand:
 @dataclass(frozen=True)
 class Fitted:
     """The whole answer. ``best`` is the largest batch that leaves ``headroom`` (0.1 for 10 %) free, ``fastest`` the
-    fastest such batch. ``predicted_bytes`` is the model's prediction for ``best`` before it was tried. ``most`` is the
-    number of samples that a rank has, None if unknown.
+    fastest such batch. ``most`` is the number of samples that a rank has, None if unknown.
     """
 
     trials: tuple[FitTrial, ...]
@@ -57,7 +56,6 @@ class Fitted:
     best: Tried | None = None
     fastest: Tried | None = None
     model: MemoryModel | None = None
-    predicted_bytes: float | None = None
     most: int | None = None
     command: FitCommand | None = None
     problem: Finding | None = None
@@ -107,23 +105,13 @@ def _answer(fitted: Fitted) -> list[tuple[str, str]]:
     model = fitted.model
     if model is not None and model.sample_bytes > 0:
         fixed = f"{_size(model.fixed_bytes)} and {_size(model.sample_bytes)} for each sample"
-        lines.append(("memory", f"{fixed}{_sure(fitted)}"))
+        sure = "" if model.off is None else f"; trials differ from this by {_percent(model.off)} at most"
+        lines.append(("memory", f"{fixed}{sure}"))
         refused = min((each.tried.batch for each in fitted.trials if not each.tried.ran), default=None)
         if refused is not None and best is not None and best.limit_bytes and model.at(refused) < best.limit_bytes:
             reason = f"{refused} ran out of memory, and by this it takes {_size(model.at(refused))}"
             lines.append(("unsure", f"{reason}: a step takes more at times, so that a smaller batch is safer"))
     return lines
-
-
-def _sure(fitted: Fitted) -> str:
-    """Return how far the memory model is off: for ``best``, predicted before it was tried, and over all trials."""
-    best, model, parts = fitted.best, fitted.model, []
-    if best is not None and best.peak_bytes and fitted.predicted_bytes is not None:
-        off = abs(fitted.predicted_bytes / best.peak_bytes - 1)
-        parts.append(f"predicted for {best.batch}: {_size(fitted.predicted_bytes)}, {_percent(off)} off")
-    if model is not None and model.off is not None:
-        parts.append(f"trials differ from this by {_percent(model.off)} at most")
-    return "".join(f"; {part}" for part in parts)
 
 
 def _title(command: FitCommand) -> str:

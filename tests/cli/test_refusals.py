@@ -98,7 +98,7 @@ def test_numbers_out_of_range(call: Call, folder: Path, flag: str, value: str) -
         (["--torchrun-arg=other.py"], "is not an option of torchrun"),
         (["--torchrun-arg=--nnode=3"], "did you mean `--nnodes`?"),
         (["--torchrun-arg='x"], "has an unbalanced quote"),
-        (["--json"], "`--json` without `--dry-run`"),
+        (["--json"], "`ddplaunch plan … --json -- train.py`"),
         (["--batchsize", "3"], "no such option: `--batchsize`"),
         (["--nproc-per-node=4"], "`ddplaunch run 4 -- train.py`"),
         (["--epochs", "3"], "what belongs to the script goes after `--`"),

@@ -92,7 +92,7 @@ HOSTILE = [
 
 
 def test_what_stands_behind_is_untouched(call: Call) -> None:
-    said = call("run", "2", "--dry-run", "--json", "--no-forward", "--", "train.py", *HOSTILE)
+    said = call("plan", "2", "--json", "--no-forward", "--", "train.py", *HOSTILE)
     assert said.status == 0
     plan = json.loads(said.out)
     expected = ["{lr}" if word == "{{lr}}" else word for word in HOSTILE]
@@ -105,7 +105,7 @@ def test_what_stands_behind_is_untouched(call: Call) -> None:
 )
 def test_names_of_scripts(call: Call, folder: Path, name: str) -> None:
     (folder / name).write_text((folder / "train.py").read_text())
-    said = call("run", "2", "--dry-run", "--json", "--", name)
+    said = call("plan", "2", "--json", "--", name)
     assert said.status == 0, said.err
     target = json.loads(said.out)["target"]
     assert target["kind"] == "script" and target["name"] == ("./-x.py" if name == "-x.py" else name)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.machine.hardware import probe_nvidia
-from ddplaunch.machine.processes.orphans import COMMAND_LENGTH, gpu_process
+from ddplaunch.machine.processes.orphans import _COMMAND_LENGTH, gpu_process
 
 
 def pci(root: Path, slot: str, vendor: str, device_class: str) -> None:
@@ -90,7 +90,7 @@ def test_a_long_or_odd_command_stays_one_line(tmp_path: Path) -> None:
     process(tmp_path, 70, command=b"python\0a\nb\xff\x1b[31m\0" + b"x" * 500)
     command = gpu_process(70, None, str(tmp_path)).command
     assert command is not None
-    assert len(command) == COMMAND_LENGTH
+    assert len(command) == _COMMAND_LENGTH
     assert command.isprintable()
 
 

@@ -148,8 +148,8 @@ def test_the_last_lines_of_each_output(call: Call, run: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--rank", "x"], "`--rank x`: `x` is not a rank"),
-        (["--rank", "3-1"], "is not a rank"),
+        (["--rank", "x"], "`--rank x` names no rank"),
+        (["--rank", "3-1"], "`--rank 3-1` names no rank"),
         (["--rank", "7"], "holds no output of rank 7"),
         (["--lines", "-3"], "--lines"),
         (["--lines", "many"], "`--lines many` is not a number"),

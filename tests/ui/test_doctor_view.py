@@ -78,7 +78,7 @@ def test_skips_of_one_reason_share_a_line_and_crashes_are_ours() -> None:
 
 
 def test_json() -> None:
-    data = json.loads(json.dumps(doctor_json(MIXED, facts(), {"ddplaunch": "9.9"})))
+    data = json.loads(json.dumps(doctor_json(MIXED, facts())))
     assert data["schema"] == 1
     assert data["counts"] == {"passed": 0, "found": 2, "skipped": 1, "crashed": 0}
     assert data["checks"][0]["findings"][0]["code"] == "shm-too-small"

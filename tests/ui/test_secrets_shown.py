@@ -109,7 +109,6 @@ def answer_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     "words",
     [
         ["run", "2", "--device", "cpu", "--dry-run"],
-        ["run", "2", "--device", "cpu", "--dry-run", "--json"],
         ["plan", "2", "--device", "cpu"],
         ["plan", "2", "--device", "cpu", "--json"],
         ["submit", "2", "--device", "cpu", "--dry-run"],

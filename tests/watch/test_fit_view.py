@@ -33,7 +33,6 @@ FOUND = Fitted(
     best=largest(TRIED, 0.1),
     fastest=fastest(TRIED, 0.1),
     model=modelled(TRIED),
-    predicted_bytes=811.0 * MIB,
     command=FitCommand(
         472, 944, False, (*WORDS[:4], "472", "--base-lr", "0.01", "--base-batch-size", "64", *WORDS[5:])
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import replace
@@ -31,7 +30,7 @@ COMMAND = Command(
     ),
     options=(
         PROFILE,
-        Flag("headroom", "text", TRIALS, "How much of the memory stays free [10%].", "PERCENT"),
+        Flag("headroom", "number", TRIALS, "Percentage of the memory that stays free [10].", "PERCENT", example="10"),
         *trial_options(5),
         Flag("json", "switch", OUTPUT, "Everything as JSON."),
     ),
@@ -40,7 +39,6 @@ COMMAND = Command(
 
 _HEADROOM = 0.1
 _MOST_TRIALS = 8
-_PERCENT = re.compile(r"([0-9]{1,2}(?:\.[0-9]{1,3})?) ?%?\Z")
 _FIRST = 8  # samples in the first trial, where neither an option nor the script sets them
 _FIT = Source("flag", "fit")
 #: Diagnoses of too little memory; "process-limit" (no thread can be started) counts only where memory is limited.
@@ -53,7 +51,7 @@ def fit(
     said: Said,
     script: list[str] | None,
     profile: str | None,
-    headroom: str | None,
+    headroom: float | None,
     json: bool | None,
     steps: str | None,
     in_place: bool | None,
@@ -75,19 +73,18 @@ def fit(
     return ExitStatus.DONE if fitted.problem is None else ExitStatus.FINDINGS
 
 
-def _headroom(text: str | None) -> float:
+def _headroom(percent: float | None) -> float:
     """Return the fraction of memory to keep free. Raises UsageError."""
-    if text is None:
+    if percent is None:
         return _HEADROOM
-    match = _PERCENT.match(text.strip())
-    if match is None or float(match[1]) > 90:
+    if not 0 <= percent <= 90:
         raise usage(
-            f"`--headroom {text}` is no part of the memory",
+            f"`--headroom {percent:g}` is no part of the memory",
             why="it says how much stays free, from 0 to 90 %",
-            fix="`--headroom 10%`",
+            fix="`--headroom 10`",
             where="flag: --headroom",
         )
-    return float(match[1]) / 100
+    return percent / 100
 
 
 class _Search:
@@ -121,7 +118,6 @@ class _Search:
         self._batches = self._candidates(launch.numbers)
         self._trials: list[FitTrial] = []
         self._problem: Finding | None = None
-        self._predicted: dict[int, float] = {}
 
     def _limit(self) -> Resolved[str] | None:
         """Return a rank's memory limit on the CPU, as for `--memory`: the given one, or its share of free memory."""
@@ -165,8 +161,6 @@ class _Search:
 
     def _try(self, batch: int) -> Generator[Change, Trial, None]:
         """Yield one batch to try, and note the result of its trial."""
-        if (model := modelled(self._tried())) is not None:
-            self._predicted[batch] = model.at(batch)
         typed = {name: value for name, value in self._said.items() if name != "batch_size"}
         if self._options.global_batch_size is not None:
             typed.pop("accum", None)
@@ -250,7 +244,6 @@ class _Search:
             best=best,
             fastest=quickest,
             model=modelled(tried),
-            predicted_bytes=None if best is None else self._predicted.get(best.batch),
             most=most if most < Batches.most else None,
             command=None if chosen is None else self._command(chosen.batch, total // chosen.batch if total else accum),
             problem=self._problem,

@@ -24,7 +24,7 @@ from ddplaunch.records.run_states import live_run
 from ddplaunch.ui.logs_view import Lines, cut_text, prefix_of
 from ddplaunch.ui.terminal import Terminal, write
 from ddplaunch.values.finding import ExitStatus, UsageError, usage
-from ddplaunch.values.words import host_name, ranks_text
+from ddplaunch.values.words import host_name, numbers_of, ranks_text
 
 COMMAND = Command(
     examples=(
@@ -49,6 +49,7 @@ COMMAND = Command(
 )
 
 _LAST_LINES = 10  # of each output when following, as in tail(1)
+_RANKS = re.compile(r"( *[0-9]{1,6}(-[0-9]{1,6})? *(,|\Z))+\Z")
 
 
 def logs(
@@ -154,18 +155,15 @@ def parse_ranks(text: str | None) -> frozenset[int] | None:
     """
     if text is None or text == "all":
         return None
-    ranks: set[int] = set()
-    for word in text.split(","):
-        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", word.strip())
-        if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise usage(
-                f"`--rank {text}`: `{word.strip()}` is not a rank",
-                why="ranks are numbers from 0, with commas, as ranges, or `all`",
-                fix="`--rank 0`, `--rank 0,3`, `--rank 0-7`, or leave it out",
-                where="flag: --rank",
-            )
-        ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return frozenset(ranks)
+    ranks = frozenset(numbers_of(text)) if _RANKS.match(text) else ()
+    if not ranks:
+        raise usage(
+            f"`--rank {text}` names no rank",
+            why="ranks are numbers from 0, with commas, as ranges, or `all`",
+            fix="`--rank 0`, `--rank 0,3`, `--rank 0-7`, or leave it out",
+            where="flag: --rank",
+        )
+    return ranks
 
 
 def _parse_lines(text: str | None) -> int | None:

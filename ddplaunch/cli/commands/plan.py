@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from ddplaunch.cli.configuration import with_configuration
-from ddplaunch.cli.parsing.command import HOSTS, OUTPUT, PROFILE, Command
+from ddplaunch.cli.parsing.command import HOSTS, OUTPUT, PROFILE, Command, names_hosts
 from ddplaunch.cli.parsing.typed_words import whole_number
 from ddplaunch.cli.prepare import Prepared, prepare
 from ddplaunch.cli.streams import answer, answer_json, tell_findings
@@ -50,20 +50,16 @@ def plan(
     **hosts: Any,
 ) -> int:
     """Print the plan in the requested format. ``hosts`` are the flags that name other machines."""
-    if any(value not in (None, []) for value in hosts.values()):
+    if names_hosts(hosts):
         from ddplaunch.cli.hosts import plan_hosts, run_on_hosts  # needed only for other hosts
 
-        asked_hosts = plan_hosts.asked_for(hosts)
-        if asked_hosts is None or compare:
-            raise usage(
-                "one format for several hosts",
-                why="each host has a plan of its own",
-                fix="`--json`, which has them all, or no format for a text of each",
-                where="flag: --hosts",
+        if compare:
+            why = "each host has a plan of its own"
+            raise usage("`--compare` with other hosts", why=why, fix="leave `--compare` out", where="flag: --compare")
+        if asked_hosts := plan_hosts.asked_for(hosts):
+            return run_on_hosts.run_on_hosts(
+                said, asked_hosts, script, profile, dry_run=True, json=bool(json), plan_only=True
             )
-        return run_on_hosts.run_on_hosts(
-            said, asked_hosts, script, profile, dry_run=True, json=bool(json), plan_only=True
-        )
     options = with_configuration(said, profile)
     target = None if script is None else parse_target(script)
     prepared = prepare(options, target)

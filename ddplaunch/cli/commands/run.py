@@ -9,20 +9,19 @@ from typing import Any, NoReturn
 from ddplaunch.cli.configuration import with_configuration
 from ddplaunch.cli.execute import detach as detach_from_terminal
 from ddplaunch.cli.execute import environment_of, new_token, record_and_execute, refuse_too_long
-from ddplaunch.cli.parsing.command import HOSTS, OUTPUT, PROFILE, Command
+from ddplaunch.cli.parsing.command import HOSTS, OUTPUT, PROFILE, Command, names_hosts
 from ddplaunch.cli.prepare import Prepared, errors, prepare
-from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
+from ddplaunch.cli.streams import answer, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.launch import Launch
 from ddplaunch.planning.options import Options, Said
 from ddplaunch.records.gpu_lock import GpuLocks
 from ddplaunch.records.own.run_lock import hold_run, refuse_taken
-from ddplaunch.ui.plan_view import plan_json
 from ddplaunch.ui.shell import dry_run_text
 from ddplaunch.ui.speech import refusal_text
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.finding import ExitStatus, usage
+from ddplaunch.values.finding import ExitStatus
 
 COMMAND = Command(
     examples=(
@@ -32,7 +31,6 @@ COMMAND = Command(
     options=(
         PROFILE,
         Flag("dry_run", "switch", OUTPUT, "Print the launch as shell text; start nothing."),
-        Flag("json", "switch", OUTPUT, "With --dry-run: the whole plan as JSON."),
         Flag("detach", "switch", OUTPUT, "Launch, print the run's id and go on without this terminal.", short="-d"),
         *HOSTS,
     ),
@@ -45,29 +43,22 @@ def run(
     script: list[str] | None,
     profile: str | None,
     dry_run: bool | None,
-    json: bool | None,
     detach: bool | None = None,
     **hosts: Any,
 ) -> int:
     """Launch ``script``; returns only if this process does not become torchrun. ``hosts`` are flags that name hosts."""
-    if json and not dry_run:
-        raise usage(
-            "`--json` without `--dry-run`",
-            why="stdout belongs to the script once it runs",
-            fix="`ddplaunch run … --dry-run --json -- …`, or `ddplaunch plan … --json -- …`",
-        )
     if detach and not dry_run and (status := detach_from_terminal()) is not None:
         return status
-    if any(value not in (None, []) for name, value in hosts.items() if name != "join_timeout"):
+    if names_hosts(hosts):
         from ddplaunch.cli.hosts import plan_hosts, run_on_hosts  # needed only for other hosts
 
         if asked_hosts := plan_hosts.asked_for(hosts):
-            return run_on_hosts.run_on_hosts(said, asked_hosts, script, profile, bool(dry_run), bool(json))
+            return run_on_hosts.run_on_hosts(said, asked_hosts, script, profile, dry_run=bool(dry_run), json=False)
     options = with_configuration(said, profile)
-    return _run(options, script, bool(dry_run), bool(json), hosts["join_timeout"])
+    return _run(options, script, bool(dry_run), hosts["join_timeout"])
 
 
-def _run(options: Options, script: list[str] | None, dry_run: bool, json: bool, join_timeout: float | None) -> int:
+def _run(options: Options, script: list[str] | None, dry_run: bool, join_timeout: float | None) -> int:
     target = parse_target(required(script))
     if "SLURM_JOB_ID" in os.environ:
         from ddplaunch.cli.hosts.slurm_step import start_slurm_step  # needed only in a job
@@ -79,10 +70,7 @@ def _run(options: Options, script: list[str] | None, dry_run: bool, json: bool, 
     refusing = errors(prepared.findings)
     if dry_run:
         tell_findings(prepared.findings)
-        if json:
-            answer_json(plan_json(prepared.launch, prepared.findings))
-        else:
-            answer(dry_run_text(prepared.launch))
+        answer(dry_run_text(prepared.launch))
         return ExitStatus.REFUSED if refusing else ExitStatus.DONE
     if refusing:
         tell_findings(prepared.findings)

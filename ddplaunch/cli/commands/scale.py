@@ -17,6 +17,7 @@ from ddplaunch.cli.trials.trial import Change, Trial, Trials, decided, measure_o
 from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.options import Options, Said
 from ddplaunch.planning.ranks.placement import workers_typed
+from ddplaunch.scaling.numbers import format_lr
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
@@ -88,6 +89,10 @@ def _places(options: Options, first: Prepared) -> int:
         return prepare(every, launch.target).launch.topology.nproc_per_node.value
     if options.gpus is not None:
         prepare(replace(launch.options, gpus=options.gpus), launch.target)  # raises the error
+    return _cpus(first)
+
+
+def _cpus(first: Prepared) -> int:
     return 1 if isinstance(first.facts.cpu, Unavailable) else first.facts.cpu.usable
 
 
@@ -108,9 +113,9 @@ def _series(
             processes=size,
             ranks=trial.measured.ranks,
             samples_per_s=trial.samples_per_s,
-            effective_batch=trial.recorded.effective_batch,
-            lr=trial.recorded.lr,
-            cpus=trial.recorded.cpus,
+            effective_batch=trial.effective_batch,
+            lr=None if trial.lr is None else format_lr(trial.lr),
+            cpus=_cpus(first),
             settled=trial.measured.settled,
             workers=workers_typed(first.script, "{}"),
             record=str(trial.record),

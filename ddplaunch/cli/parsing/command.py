@@ -105,6 +105,11 @@ HOSTS = (
 )
 
 
+def names_hosts(flags: Mapping[str, Any]) -> bool:
+    """Return whether a launch over ssh is meant by the options in ``HOSTS``."""
+    return any(value not in (None, []) for name, value in flags.items() if name != "join_timeout")
+
+
 def trial_options(usual_s: int) -> tuple[Flag, ...]:
     """Return the options for how long trials measure (``usual_s`` seconds by default), and where they write."""
     return (

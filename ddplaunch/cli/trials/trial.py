@@ -23,7 +23,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from ddplaunch.cli.child_run import end_run, start_run, told_so_far
 from ddplaunch.cli.parsing.command import PROFILE
@@ -40,11 +40,10 @@ from ddplaunch.planning.inside.slurm import read_slurm
 from ddplaunch.planning.options import Options, Said
 from ddplaunch.planning.settings import OBSERVED
 from ddplaunch.records.directory import new_run_id, not_yours
-from ddplaunch.records.find import RunRecord, numbered, read_record
+from ddplaunch.records.find import numbered, read_record
 from ddplaunch.records.json_files import as_number, as_whole
 from ddplaunch.records.outcome import RunOutcome, read_findings
 from ddplaunch.records.own.own_files import NotOursError
-from ddplaunch.scaling.numbers import format_lr
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error
 from ddplaunch.values.frozen import dataclass
@@ -73,14 +72,6 @@ class Change:
     said: Said
 
 
-class TrialRecord(NamedTuple):
-    """Values from a trial's record: its numbers, and the CPUs of its first node."""
-
-    cpus: int = 1
-    effective_batch: int | None = None
-    lr: str | None = None
-
-
 @dataclass(frozen=True)
 class Trial:
     """One trial that is over.
@@ -93,7 +84,8 @@ class Trial:
     record: Path
     ending: Ending
     measured: MeasuredSteps
-    recorded: TrialRecord = TrialRecord()
+    effective_batch: int | None = None
+    lr: float | None = None
     diagnosis: Diagnosis | None = None
     findings: tuple[Finding, ...] = ()
     observed: tuple[Finding, ...] = ()
@@ -108,7 +100,7 @@ class Trial:
     @property
     def samples_per_s(self) -> float | None:
         """Samples of all ranks per second, as they counted them or by the effective batch; None without either."""
-        ranks, batch = self.measured.ranks, self.recorded.effective_batch
+        ranks, batch = self.measured.ranks, self.effective_batch
         if self.measured.samples_per_s is not None or not ranks or batch is None:
             return self.measured.samples_per_s
         return batch * len(ranks) / sum(rank.mean_s for rank in ranks)
@@ -199,7 +191,8 @@ class Trials:
             record=record,
             ending=ending,
             measured=steps.measured(self.measure, failed=ending == "failed"),
-            recorded=_recorded(recorded),
+            effective_batch=as_whole(recorded.value("plan", "numbers", "global_batch_size", "value")),
+            lr=as_number(recorded.value("plan", "numbers", "lr", "value")),
             diagnosis=None if outcome is None else outcome.diagnosis,
             findings=findings,
             observed=_observed(record, outcome),
@@ -326,12 +319,3 @@ def _observed(record: Path, outcome: RunOutcome | None) -> tuple[Finding, ...]:
     """Return the findings about how the ranks of a run train."""
     findings = outcome.findings if outcome is not None else ()
     return tuple(finding for finding in findings or read_findings(record) if finding.code in OBSERVED)
-
-
-def _recorded(record: RunRecord) -> TrialRecord:
-    lr = as_number(record.value("plan", "numbers", "lr", "value"))
-    return TrialRecord(
-        cpus=max(1, as_whole(record.value("host", "cpu", "usable")) or 1),
-        effective_batch=as_whole(record.value("plan", "numbers", "global_batch_size", "value")),
-        lr=None if lr is None else format_lr(lr),
-    )
