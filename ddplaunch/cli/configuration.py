@@ -10,6 +10,7 @@ from typing import Any
 
 from ddplaunch.checks.all_checks import refuse_unknown
 from ddplaunch.cli.parsing.command import REPEATED
+from ddplaunch.cli.parsing.typed_words import TypedLaunch
 from ddplaunch.cli.streams import tell_findings
 from ddplaunch.machine.files import read_plain
 from ddplaunch.planning.flag import TYPES, Flag
@@ -24,15 +25,14 @@ _LARGEST = 1 << 24  # bytes
 _FILES = ("ddplaunch.toml", "pyproject.toml")
 
 
-def with_configuration(said: Said, profile: str | None) -> Options:
-    """Return the flags' options, completed from ``ddplaunch.toml`` or ``[tool.ddplaunch]`` of ``pyproject.toml`` here.
+def with_configuration(typed: TypedLaunch) -> Options:
+    """Return the typed options, completed from ``ddplaunch.toml`` or ``[tool.ddplaunch]`` of ``pyproject.toml`` here.
 
     Raises UsageError for a deleted working directory, an unreadable file, an unknown key or profile, and a value that
     no launch can have.
     """
     name, table = _project()
-    said = merge(said, said_in_profile(table, profile, name))
-    options = parse_options(said)
+    options = parse_options(merge(typed.said, said_in_profile(table, typed.profile, name)))
     if options.ignore:
         from ddplaunch.comm.checks import CHECKS as measured  # needed only for their names
 

@@ -91,10 +91,10 @@ def _what_is_done(command: str, values: dict[str, Any]) -> str:
 def _beside_own(command: str, values: dict[str, Any], script: list[str] | None) -> dict[str, Any]:
     """Return a command's arguments besides its own options: those of a launch, and the words after ``--``."""
     from ddplaunch.cli.parsing.command import LAUNCHING
-    from ddplaunch.cli.parsing.typed_words import said_on_command_line
+    from ddplaunch.cli.parsing.typed_words import TypedLaunch, said_on_command_line
 
     if command in LAUNCHING:
-        return {"said": said_on_command_line(values), "script": script}
+        return {"typed": TypedLaunch(said_on_command_line(values), script, values["profile"])}
     return {"line": script} if command == "convert" else {}
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ddplaunch.cli.commands.submit import run_words
 from ddplaunch.cli.configuration import with_configuration
 from ddplaunch.cli.parsing.command import COMMANDS, options_of, own_values
-from ddplaunch.cli.parsing.typed_words import parse_quickly, said_on_command_line, with_lists_taken_apart
+from ddplaunch.cli.parsing.typed_words import TypedLaunch, parse_quickly, said_on_command_line, with_lists_taken_apart
 from ddplaunch.cli.parsing.typer_app import parse_words as parse_with_typer
 from ddplaunch.planning import options as launch_options
 from ddplaunch.planning.flag import Flag, read_duration
@@ -114,10 +114,10 @@ def test_a_new_field_is_a_flag_of_both_parsers_and_a_key_of_profiles(
     monkeypatch.chdir(tmp_path)
     values = parse("run", ["2", "--nap", "2m"])
     assert values is not None and parse_with_typer(["run", "2", "--nap", "2m"]) == values
-    typed = with_configuration(said_on_command_line(values), None)
+    typed = with_configuration(TypedLaunch(said_on_command_line(values)))
     assert isinstance(typed, Longer) and typed.nap_s == Resolved(120.0, Source("flag", "--nap"))
     (tmp_path / "ddplaunch.toml").write_text('[profiles.slow]\nnap = "1h"\n')
-    from_profile = with_configuration({}, "slow")
+    from_profile = with_configuration(TypedLaunch({}, profile="slow"))
     assert isinstance(from_profile, Longer)
     assert from_profile.nap_s == Resolved(3600.0, Source("profile", "ddplaunch.toml, slow"))
 
@@ -125,7 +125,7 @@ def test_a_new_field_is_a_flag_of_both_parsers_and_a_key_of_profiles(
 @pytest.mark.usefixtures("longer")
 def test_a_new_field_reaches_the_nodes_of_a_job_and_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     said = {"nap": Resolved("2m", Source("flag", "--nap"))}
-    assert run_words(said, None, Submission("a", "train.py", 1), ["train.py"]) == (
+    assert run_words(TypedLaunch(said), Submission("a", "train.py", 1), ["train.py"]) == (
         "run",
         "--nap",
         "2m",

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.cli.parsing.typed_words import TypedLaunch
 from ddplaunch.cli.prepare import prepare
 from ddplaunch.cli.target import parse_target
 from ddplaunch.cli.trials.measured_steps import Measure
@@ -137,7 +138,7 @@ def trial(*words: str, processes: int = 2, timeout_s: float = 120, **more: Any) 
     def series() -> Generator[Change, Trial, None]:
         results.append((yield change))
 
-    assert Trials("scale", first, script, None, measure, in_place=False).run_all(series()) is False
+    assert Trials("scale", first, TypedLaunch({}, script), measure, in_place=False).run_all(series()) is False
     (result,) = results
     assert not [run for run in runs_in(process_table()) if run.run_id == result.run_id], "nothing is left"
     assert (result.problem is None) is bool(result.measured.ranks)

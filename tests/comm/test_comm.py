@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.cli.commands.doctor import comm_words, device_of, run_comm_test
+from ddplaunch.cli.parsing.typed_words import TypedLaunch
 from ddplaunch.comm.results import Comm, comm_results
 from ddplaunch.comm.view import comm_json, comm_text
 from ddplaunch.examples.comm_test import doubtful
@@ -178,7 +179,7 @@ def run_of(tmp_path: Path, program: str, timeout_s: float, monkeypatch: pytest.M
     """Run ``program`` in the place of the script, and return what comes of it when none of its processes is left."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "program.py").write_text(program)
-    words = comm_words({"device": Resolved("cpu", FLAG)}, None, "2", (), timeout_s)
+    words = comm_words(TypedLaunch({"device": Resolved("cpu", FLAG)}), "2", (), timeout_s)
     run_id = words[words.index("--run-id") + 1]
     at = words.index("--") + 1
     comm = run_comm_test([*words[:at], "program.py", *words[at + 2 :]])
@@ -219,6 +220,6 @@ def test_a_test_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.slow
 def test_a_launch_that_is_refused_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    words = comm_words({"master_port": Resolved("70000", FLAG)}, None, "2", (), 2.0)
+    words = comm_words(TypedLaunch({"master_port": Resolved("70000", FLAG)}), "2", (), 2.0)
     (finding,) = findings(run_comm_test(words))
     assert finding.code == "comm-untested" and "70000" in finding.what

@@ -17,8 +17,8 @@ from ddplaunch.checks.check import CheckOutcome
 from ddplaunch.cli.child_run import end_run, start_run, told_so_far
 from ddplaunch.cli.configuration import with_configuration
 from ddplaunch.cli.hosts.plan_hosts import AskedHosts, LaunchedHosts, asked_for, by_host, hosts_of, once
-from ddplaunch.cli.parsing.command import HOSTS, OUTPUT, PROFILE, Command
-from ddplaunch.cli.parsing.typed_words import launch_words, words_of
+from ddplaunch.cli.parsing.command import HOSTS, OUTPUT, Command
+from ddplaunch.cli.parsing.typed_words import TypedLaunch, words_of
 from ddplaunch.cli.prepare import check, ignored, prepare, probe_request
 from ddplaunch.cli.streams import StartReport, answer, answer_json, say
 from ddplaunch.cli.target import parse_target
@@ -31,7 +31,7 @@ from ddplaunch.machine.facts import Facts, TorchImport
 from ddplaunch.machine.gather import gather
 from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.hosts_plan import Meeting
-from ddplaunch.planning.options import CHECKING, Options, Said
+from ddplaunch.planning.options import CHECKING, Options
 from ddplaunch.records.directory import new_run_id
 from ddplaunch.records.find import read_record
 from ddplaunch.ui.doctor_view import doctor_json, doctor_text, hosts_json, hosts_text, list_json, list_text
@@ -45,7 +45,6 @@ COMMAND = Command(
         ("ddplaunch doctor 2 --device cpu -- train.py", "this launch and its script too"),
     ),
     options=(
-        PROFILE,
         Flag("list_checks", "switch", OUTPUT, "List every check and what it looks at.", spelling="--list"),
         Flag("json", "switch", OUTPUT, "Outcomes, facts and versions as JSON, without secrets: for bug reports too."),
         Flag("comm", "switch", CHECKING, "Run all-reduces: all ranks, those of each host, hosts in pairs (seconds)."),
@@ -70,9 +69,7 @@ _NO_LAUNCH = Unavailable("hosts are checked without a launch; `ddplaunch run --h
 
 
 def doctor(
-    said: Said,
-    script: list[str] | None,
-    profile: str | None,
+    typed: TypedLaunch,
     list_checks: bool | None,
     json: bool | None,
     comm: bool | None,
@@ -85,13 +82,13 @@ def doctor(
         answer_json(list_json(every)) if json else answer(list_text(every, Terminal.of(sys.stdout)))
         return ExitStatus.DONE
     asked_hosts = asked_for(hosts)
-    options = with_configuration(said, profile)
+    options = with_configuration(typed)
     if asked_hosts is not None:
         named = [word for flag in HOSTS for word in words_of(flag, hosts[flag.name])]
-        test = partial(_collectives, said, profile, options, comm_timeout, hosts=named) if comm else None
-        return _doctor_hosts(options, asked_hosts, script, bool(json), test)
-    facts, outcomes = _examine(options, script)
-    collectives = _collectives(said, profile, options, comm_timeout, [facts]) if comm else None
+        test = partial(_collectives, typed, options, comm_timeout, hosts=named) if comm else None
+        return _doctor_hosts(options, asked_hosts, typed.script, bool(json), test)
+    facts, outcomes = _examine(options, typed.script)
+    collectives = _collectives(typed, options, comm_timeout, [facts]) if comm else None
     if collectives is not None:
         outcomes += run_measured(collectives, ignored(options))
     document = doctor_json(outcomes, facts) if json else None
@@ -162,8 +159,7 @@ def _examine(options: Options, words: list[str] | None) -> tuple[Facts, tuple[Ch
 
 
 def _collectives(
-    said: Said,
-    profile: str | None,
+    typed: TypedLaunch,
     options: Options,
     timeout_s: float | None,
     facts: Sequence[Facts],
@@ -174,12 +170,13 @@ def _collectives(
 
     ``facts`` are those of the machines that answered, ``missing`` the others; ``timeout_s`` is `--comm-timeout`.
     """
-    nproc = str(said["nproc"].value) if "nproc" in said else None
+    nproc = typed.nproc
     if device_of(options, facts) == "cpu" and options.nproc is None and "SLURM_JOB_ID" not in os.environ:
-        nproc, said = _ON_CPU, {"device": Resolved("cpu", Source("detected", "no GPU")), **said}
+        device = Resolved("cpu", Source("detected", "no GPU"))
+        nproc, typed = _ON_CPU, replace(typed, said={"device": device, **typed.said})
     say("testing collectives" + ("" if timeout_s is None else f", each group for {timeout_s:g} s at most"))
     machines = [*hosts, *(f"--exclude={name}" for name in missing)]
-    return run_comm_test(comm_words(said, profile, nproc, machines, timeout_s))
+    return run_comm_test(comm_words(typed, nproc, machines, timeout_s))
 
 
 def device_of(options: Options, facts: Sequence[Facts]) -> str:
@@ -194,13 +191,10 @@ def _gpus(facts: Facts) -> int:
     return torch.device_count if isinstance(torch, TorchImport) and torch.cuda_available and torch.nccl_available else 0
 
 
-def comm_words(
-    said: Said, profile: str | None, nproc: str | None, hosts: Sequence[str], timeout_s: float | None
-) -> list[str]:
+def comm_words(typed: TypedLaunch, nproc: str | None, hosts: Sequence[str], timeout_s: float | None) -> list[str]:
     """Return the words after ``ddplaunch`` that launch the test; ``hosts`` are words that name other machines."""
     words = ["run", *([] if nproc is None else [nproc]), "--run-id", f"comm-{new_run_id()}", "--no-observe"]
-    words += words_of(PROFILE, profile)
-    words += launch_words({name: value for name, value in said.items() if name in _SHARED})
+    words += replace(typed, said={name: value for name, value in typed.said.items() if name in _SHARED}).words()
     limit = [] if timeout_s is None else ["--timeout", f"{timeout_s:g}"]
     words += ["--timeout", f"{_START_S + _MOST_GROUPS * (timeout_s or _TIMEOUT_S):g}"]
     # with PYTHONSAFEPATH, `python -m` does not import from the working directory

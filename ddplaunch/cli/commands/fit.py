@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ddplaunch.cli.configuration import with_configuration
-from ddplaunch.cli.parsing.command import OUTPUT, PROFILE, TRIALS, Command, trial_options
-from ddplaunch.cli.parsing.typed_words import launch_words, words_of
+from ddplaunch.cli.parsing.command import OUTPUT, TRIALS, Command, trial_options
+from ddplaunch.cli.parsing.typed_words import TypedLaunch
 from ddplaunch.cli.streams import answer, answer_json, tell
 from ddplaunch.cli.target import required
 from ddplaunch.cli.trials.trial import Change, Trial, Trials, decided, measure_of
 from ddplaunch.planning.flag import Flag
-from ddplaunch.planning.options import Options, Said
+from ddplaunch.planning.options import Options
 from ddplaunch.scaling.largest_batch import Batches, Tried, budget, fastest, largest, modelled, next_batch
 from ddplaunch.scaling.numbers import Numbers
 from ddplaunch.ui.terminal import Terminal
@@ -29,7 +29,6 @@ COMMAND = Command(
         ("ddplaunch fit 2 --device cpu --memory 4GiB -- train.py", "4 GiB for each process, which none exceeds"),
     ),
     options=(
-        PROFILE,
         Flag("headroom", "number", TRIALS, "Percentage of the memory that stays free [10].", "PERCENT", example="10"),
         *trial_options(5),
         Flag("json", "switch", OUTPUT, "Everything as JSON."),
@@ -48,20 +47,18 @@ _DECIDED = ("batch_size", "accum", "global_batch_size", "run_id", "timeout")
 
 
 def fit(
-    said: Said,
-    script: list[str] | None,
-    profile: str | None,
+    typed: TypedLaunch,
     headroom: float | None,
     json: bool | None,
     steps: str | None,
     in_place: bool | None,
 ) -> int:
     """Try batches until the largest that fits is known, and print the command."""
-    words = required(script, "fit")
-    options = with_configuration(said, profile)
+    required(typed.script, "fit")
+    options = with_configuration(typed)
     measure = measure_of(options, steps, usual_s=5.0)
-    search = _Search(options, said, words, words_of(PROFILE, profile), _headroom(headroom))
-    runs = Trials("fit", search.first, words, profile, measure, in_place=bool(in_place))
+    search = _Search(options, typed, _headroom(headroom))
+    runs = Trials("fit", search.first, typed, measure, in_place=bool(in_place))
     interrupted = runs.run_all(search.run())
     fitted = search.fitted()
     if json:
@@ -90,18 +87,16 @@ def _headroom(percent: float | None) -> float:
 class _Search:
     """The trials of one command, and their results so far."""
 
-    def __init__(
-        self, options: Options, said: Said, script: Sequence[str], profile: Sequence[str], headroom: float
-    ) -> None:
+    def __init__(self, options: Options, typed: TypedLaunch, headroom: float) -> None:
         if options.nnodes is not None and options.nnodes.value.most > 1:
             raise usage(
                 "`fit` tries batches on one machine, and this launch has several",
                 why="what the ranks of other machines took is not read here",
                 fix="try one of them: the same command with its number of processes alone",
             )
-        self._options, self._said, self._script, self._headroom = options, said, script, headroom
-        self._profile = profile
-        self.first = decided(options, script)
+        self._options, self._typed, self._said, self._headroom = options, typed, typed.said, headroom
+        self._script = typed.script or []
+        self.first = decided(options, self._script)
         launch = self.first.launch
         self._world, self._accumulates = launch.topology.world_size, "accum" in launch.receives
         if "batch_size" not in launch.receives:
@@ -111,7 +106,7 @@ class _Search:
                     "the script takes no batch size from outside, so that none can be tried",
                     why="no option of it was found that takes one",
                     fix="`--batch-option NAME` names its option; `ddplaunch plan --batch-size 8 -- …` says more",
-                    where=script[0],
+                    where=self._script[0],
                 )
             )
         self._memory = self._limit()
@@ -253,10 +248,9 @@ class _Search:
         """Return the whole command for a batch, with the user's other options; ``run`` scales `--base-lr` for it."""
         numbers, now = self.first.launch.numbers, batch * accum * self._world
         effective = value_of(numbers.global_batch_size, None)
-        nproc = [] if "nproc" not in self._said else [str(self._said["nproc"].value)]
-        words_typed = launch_words(self._said, _DECIDED)
+        nproc = [] if self._typed.nproc is None else [self._typed.nproc]
         sizes = ["--batch-size", str(batch), *(["--accum", str(accum)] if self._accumulates or accum > 1 else [])]
-        words = ["ddplaunch", "run", *nproc, *self._profile, *words_typed, *sizes]
+        words = ["ddplaunch", "run", *nproc, *self._typed.words(_DECIDED), *sizes]
         base = numbers.base_batch_size
         if base is not None and self._options.base_lr is not None and self._options.base_batch_size is None:
             words += ["--base-batch-size", str(base.value)]

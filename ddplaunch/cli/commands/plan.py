@@ -7,14 +7,13 @@ from functools import partial
 from typing import Any
 
 from ddplaunch.cli.configuration import with_configuration
-from ddplaunch.cli.parsing.command import HOSTS, OUTPUT, PROFILE, Command, names_hosts
-from ddplaunch.cli.parsing.typed_words import whole_number
+from ddplaunch.cli.parsing.command import HOSTS, OUTPUT, Command, names_hosts
+from ddplaunch.cli.parsing.typed_words import TypedLaunch, whole_number
 from ddplaunch.cli.prepare import Prepared, prepare
 from ddplaunch.cli.streams import answer, answer_json, tell_findings
 from ddplaunch.cli.target import parse_target
 from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.launch import Target
-from ddplaunch.planning.options import Said
 from ddplaunch.planning.resolve import request_at
 from ddplaunch.scaling.compute import compare_sizes
 from ddplaunch.scaling.numbers import Numbers
@@ -33,7 +32,6 @@ COMMAND = Command(
         ("ddplaunch plan --compare 1,2,4,8 --batch-size 8 --base-lr 1e-4", "the numbers for several world sizes"),
     ),
     options=(
-        PROFILE,
         Flag("compare", "text", OUTPUT, "The numbers for several world sizes, side by side.", "1,2,4,8"),
         Flag("json", "switch", OUTPUT, "The whole plan as JSON."),
         *HOSTS,
@@ -41,14 +39,7 @@ COMMAND = Command(
 )
 
 
-def plan(
-    said: Said,
-    script: list[str] | None,
-    profile: str | None,
-    compare: str | None,
-    json: bool | None,
-    **hosts: Any,
-) -> int:
+def plan(typed: TypedLaunch, compare: str | None, json: bool | None, **hosts: Any) -> int:
     """Print the plan in the requested format. ``hosts`` are the flags that name other machines."""
     if names_hosts(hosts):
         from ddplaunch.cli.hosts import plan_hosts, run_on_hosts  # needed only for other hosts
@@ -57,11 +48,9 @@ def plan(
             why = "each host has a plan of its own"
             raise usage("`--compare` with other hosts", why=why, fix="leave `--compare` out", where="flag: --compare")
         if asked_hosts := plan_hosts.asked_for(hosts):
-            return run_on_hosts.run_on_hosts(
-                said, asked_hosts, script, profile, dry_run=True, json=bool(json), plan_only=True
-            )
-    options = with_configuration(said, profile)
-    target = None if script is None else parse_target(script)
+            return run_on_hosts.run_on_hosts(typed, asked_hosts, dry_run=True, json=bool(json), plan_only=True)
+    options = with_configuration(typed)
+    target = None if typed.script is None else parse_target(typed.script)
     prepared = prepare(options, target)
     sizes = None if compare is None else _compared(prepared, target, compare)
     tell_findings(prepared.findings)

@@ -9,13 +9,14 @@ from typing import Any, NoReturn
 from ddplaunch.cli.configuration import with_configuration
 from ddplaunch.cli.execute import detach as detach_from_terminal
 from ddplaunch.cli.execute import environment_of, new_token, record_and_execute, refuse_too_long
-from ddplaunch.cli.parsing.command import HOSTS, OUTPUT, PROFILE, Command, names_hosts
+from ddplaunch.cli.parsing.command import HOSTS, OUTPUT, Command, names_hosts
+from ddplaunch.cli.parsing.typed_words import TypedLaunch
 from ddplaunch.cli.prepare import Prepared, errors, prepare
 from ddplaunch.cli.streams import answer, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.launch import Launch
-from ddplaunch.planning.options import Options, Said
+from ddplaunch.planning.options import Options
 from ddplaunch.records.gpu_lock import GpuLocks
 from ddplaunch.records.own.run_lock import hold_run, refuse_taken
 from ddplaunch.ui.shell import dry_run_text
@@ -29,7 +30,6 @@ COMMAND = Command(
         ("ddplaunch run 2 --device cpu --dry-run -- train.py", "the torchrun command; nothing is started"),
     ),
     options=(
-        PROFILE,
         Flag("dry_run", "switch", OUTPUT, "Print the launch as shell text; start nothing."),
         Flag("detach", "switch", OUTPUT, "Launch, print the run's id and go on without this terminal.", short="-d"),
         *HOSTS,
@@ -38,24 +38,17 @@ COMMAND = Command(
 )
 
 
-def run(
-    said: Said,
-    script: list[str] | None,
-    profile: str | None,
-    dry_run: bool | None,
-    detach: bool | None = None,
-    **hosts: Any,
-) -> int:
-    """Launch ``script``; returns only if this process does not become torchrun. ``hosts`` are flags that name hosts."""
+def run(typed: TypedLaunch, dry_run: bool | None, detach: bool | None = None, **hosts: Any) -> int:
+    """Launch the script; returns only if this process does not become torchrun. ``hosts`` are flags that name hosts."""
     if detach and not dry_run and (status := detach_from_terminal()) is not None:
         return status
     if names_hosts(hosts):
         from ddplaunch.cli.hosts import plan_hosts, run_on_hosts  # needed only for other hosts
 
         if asked_hosts := plan_hosts.asked_for(hosts):
-            return run_on_hosts.run_on_hosts(said, asked_hosts, script, profile, dry_run=bool(dry_run), json=False)
-    options = with_configuration(said, profile)
-    return _run(options, script, bool(dry_run), hosts["join_timeout"])
+            return run_on_hosts.run_on_hosts(typed, asked_hosts, dry_run=bool(dry_run))
+    options = with_configuration(typed)
+    return _run(options, typed.script, bool(dry_run), hosts["join_timeout"])
 
 
 def _run(options: Options, script: list[str] | None, dry_run: bool, join_timeout: float | None) -> int:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from ddplaunch.cli.configuration import with_configuration
-from ddplaunch.cli.parsing.command import OUTPUT, PROFILE, Command, trial_options
-from ddplaunch.cli.parsing.typed_words import whole_number
+from ddplaunch.cli.parsing.command import OUTPUT, Command, trial_options
+from ddplaunch.cli.parsing.typed_words import TypedLaunch, whole_number
 from ddplaunch.cli.prepare import Prepared, prepare
 from ddplaunch.cli.streams import answer, answer_json, say, tell
 from ddplaunch.cli.target import required
@@ -34,7 +34,6 @@ COMMAND = Command(
         ),
     ),
     options=(
-        PROFILE,
         *trial_options(10),
         Flag("json", "switch", OUTPUT, "Everything as JSON."),
     ),
@@ -45,23 +44,16 @@ _SIZES = Source("flag", "SIZES")
 _PER_CPU = 4  # processes
 
 
-def scale(
-    said: Said,
-    script: list[str] | None,
-    profile: str | None,
-    json: bool | None,
-    steps: str | None,
-    in_place: bool | None,
-) -> int:
+def scale(typed: TypedLaunch, json: bool | None, steps: str | None, in_place: bool | None) -> int:
     """Measure each size in turn, and print its speed-up and what limits it."""
-    words = required(script, "scale")
-    launch = {name: value for name, value in said.items() if name != "nproc"}
-    options = with_configuration(launch, profile)
+    words = required(typed.script, "scale")
+    launch = {name: value for name, value in typed.said.items() if name != "nproc"}
+    options = with_configuration(replace(typed, said=launch))
     measure = measure_of(options, steps, usual_s=10.0)
     first = decided(replace(options, nproc=Resolved(1, _SIZES), gpus=None), words)
-    sizes = _sizes(str(said["nproc"].value) if "nproc" in said else None, first, _places(options, first))
+    sizes = _sizes(typed.nproc, first, _places(options, first))
     measured: list[SizeMeasured] = []
-    runs = Trials("scale", first, words, profile, measure, in_place=bool(in_place))
+    runs = Trials("scale", first, typed, measure, in_place=bool(in_place))
     interrupted = runs.run_all(_series(sizes, first, launch, options, measured))
     shown: Any = {
         "strong": options.global_batch_size is not None,

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.cli.configuration import with_configuration, working_directory
-from ddplaunch.cli.parsing.command import OUTPUT, PROFILE, Command
-from ddplaunch.cli.parsing.typed_words import launch_words, words_of
+from ddplaunch.cli.parsing.command import OUTPUT, Command
+from ddplaunch.cli.parsing.typed_words import TypedLaunch
 from ddplaunch.cli.prepare import interpreter
 from ddplaunch.cli.streams import answer, tell
 from ddplaunch.cli.target import parse_target, required
@@ -19,7 +19,6 @@ from ddplaunch.hosts.slurm.programs import submit as submit_to_slurm
 from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.job.sbatch import BatchScript, decide_batch, refuse_directory
 from ddplaunch.planning.job.submission import Submission, decide_submission, refuse_secret_words, refuse_secrets
-from ddplaunch.planning.options import Said
 from ddplaunch.ui.shell import shell_words
 from ddplaunch.ui.submit_view import manifest_text, printed_text, sbatch_text, submitted_text
 from ddplaunch.ui.terminal import Terminal
@@ -40,7 +39,6 @@ COMMAND = Command(
         ),
     ),
     options=(
-        PROFILE,
         Flag("nodes", "integer", "Job", "Nodes of the job [1].", "N", example="4"),
         Flag("gpus_per_node", "integer", "Job", "GPUs of each node, one process per GPU.", "N", example="4"),
         Flag("cpus_per_task", "integer", "Job", "CPUs of each node, shared by its processes.", "N"),
@@ -70,15 +68,15 @@ COMMAND = Command(
 _SAID_BY_THE_JOB = ("nproc", "nnodes", "grace")
 
 
-def submit(said: Said, script: list[str] | None, profile: str | None, **asked: Any) -> int:
-    """Write the job for ``script``; submit it to Slurm unless ``--dry-run`` asks for the text, or print a manifest."""
-    words = required(script)
+def submit(typed: TypedLaunch, **asked: Any) -> int:
+    """Write the job for the script; submit it to Slurm unless ``--dry-run`` asks for the text, or print a manifest."""
+    words = required(typed.script)
     cluster = _cluster(asked)
-    merged = with_configuration(said, profile)
+    merged = with_configuration(typed)
     submission = decide_submission(
         merged, asked, words[1] if words[:1] == ["-m"] and len(words) > 1 else "".join(words[:1])
     )
-    command = run_words(said, profile, submission, words)
+    command = run_words(typed, submission, words)
     if cluster == "kubernetes":
         from ddplaunch.planning.job.manifest import decide_manifest
 
@@ -108,14 +106,12 @@ def submit(said: Said, script: list[str] | None, profile: str | None, **asked: A
     return _submit(batch, text)
 
 
-def run_words(said: Said, profile: str | None, submission: Submission, script: Sequence[str]) -> tuple[str, ...]:
+def run_words(typed: TypedLaunch, submission: Submission, script: Sequence[str]) -> tuple[str, ...]:
     """Return ``run``, the options typed for it, ``--`` and the script; the nodes read the profile themselves."""
     words = ["run", *([str(submission.processes)] if submission.processes is not None else [])]
-    words += words_of(PROFILE, profile)
     if submission.grace_s is not None:
         words += ["--grace", str(submission.grace_s)]
-    words += launch_words(said, _SAID_BY_THE_JOB)
-    return (*words, "--", *script)
+    return (*words, *typed.words(_SAID_BY_THE_JOB), "--", *script)
 
 
 def program() -> tuple[str, ...]:

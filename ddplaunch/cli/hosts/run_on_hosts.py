@@ -25,6 +25,7 @@ from ddplaunch.cli.hosts.plan_hosts import (
     once,
     refuse_own_place,
 )
+from ddplaunch.cli.parsing.typed_words import TypedLaunch
 from ddplaunch.cli.prepare import errors, record_directory
 from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
@@ -32,7 +33,6 @@ from ddplaunch.cli.which_run import bring
 from ddplaunch.hosts.session.links import Link, Links, allow_many
 from ddplaunch.hosts.session.start_hosts import HostEnd, LaunchOnHosts, terminal_size
 from ddplaunch.planning.hosts_plan import names_text, options_json, sized
-from ddplaunch.planning.options import Said
 from ddplaunch.records.directory import path_text, runs_directory
 from ddplaunch.records.first_failure import steady_s
 from ddplaunch.records.hosts_record import without_skew, write_for_all
@@ -55,20 +55,20 @@ _RECORD_S = 60.0  # for the records of all hosts to arrive
 
 
 def run_on_hosts(
-    said: Said,
+    typed: TypedLaunch,
     asked_hosts: AskedHosts,
-    script: list[str] | None,
-    profile: str | None,
+    *,
     dry_run: bool,
-    json: bool,
+    json: bool = False,
     plan_only: bool = False,
 ) -> int:
     """Launch on all hosts, stay until each has ended, and return the first failed rank's exit status.
 
     ``dry_run`` prints what each host would run instead, with ``plan_only`` in the format of ``plan``.
     """
-    options = with_configuration(said, profile)
-    target = parse_target(required(script))
+    options = with_configuration(typed)
+    script = required(typed.script)
+    target = parse_target(script)
     hosts = hosts_of(asked_hosts)
     refuse_own_place(options)
     options = sized(options, [host.name for host in hosts], [host.slots for host in hosts])
@@ -86,7 +86,7 @@ def run_on_hosts(
             return ExitStatus.REFUSED
         if dry_run:
             return _print(planned, json, plan_only)
-        return _launch(links, planned, required(script), begun_s)
+        return _launch(links, planned, script, begun_s)
 
 
 def _print(planned: Planned, json: bool, plan_only: bool) -> int:

@@ -146,7 +146,7 @@ def options_of(name: str) -> tuple[Flag, ...]:
     launch = flags_of_options()
     if name == "scale":
         launch = {**launch, "nproc": launch["nproc"]._replace(metavar="SIZES", text=_SIZES)}
-    return (*launch.values(), *own_options)
+    return (*launch.values(), PROFILE, *own_options)
 
 
 def spellings(options: tuple[Flag, ...]) -> dict[str, tuple[Flag, bool | None]]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any
 
-from ddplaunch.cli.parsing.command import REPEATED, options_of, spellings
+from ddplaunch.cli.parsing.command import PROFILE, REPEATED, options_of, spellings
 from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.options import Said, flags_of_options
 from ddplaunch.values.finding import usage
+from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved, Source
 
 #: Options that also accept several names separated by commas, although they may be repeated.
@@ -77,6 +78,24 @@ def said_on_command_line(values: dict[str, Any]) -> Said:
             tuple(Resolved(item, source) for item in value) if several else Resolved(option.typed(value), source)
         )
     return said
+
+
+@dataclass(frozen=True)
+class TypedLaunch:
+    """A launch as typed: its options with their sources, the words after ``--`` (None without it), and its profile."""
+
+    said: Said
+    script: list[str] | None = None
+    profile: str | None = None
+
+    @property
+    def nproc(self) -> str | None:
+        """NPROC as typed, None without it."""
+        return str(self.said["nproc"].value) if "nproc" in self.said else None
+
+    def words(self, without: Container[str] = ()) -> list[str]:
+        """Return the words of a command line for the profile and the options; the caller adds NPROC."""
+        return [*words_of(PROFILE, self.profile), *launch_words(self.said, without)]
 
 
 def launch_words(typed: Said, without: Container[str] = ()) -> list[str]:

@@ -7,7 +7,8 @@ The command decides in a generator which trial comes next, and what all of them 
         trial = yield Change("batch-16", 2, {**said, "batch_size": …})
         trial.problem, trial.measured.samples_per_s, trial.measured.peak_bytes
 
-    interrupted = Trials("fit", launch, ["train.py"], None, Measure(steps=20), in_place=False).run_all(series())
+    trials = Trials("fit", launch, TypedLaunch({}, ["train.py"]), Measure(steps=20), in_place=False)
+    interrupted = trials.run_all(series())
 
 When ``run_all`` returns or raises, nothing is left running.
 """
@@ -26,8 +27,7 @@ from pathlib import Path
 from typing import Literal
 
 from ddplaunch.cli.child_run import end_run, start_run, told_so_far
-from ddplaunch.cli.parsing.command import PROFILE
-from ddplaunch.cli.parsing.typed_words import launch_words, whole_number, words_of
+from ddplaunch.cli.parsing.typed_words import TypedLaunch, whole_number
 from ddplaunch.cli.prepare import Prepared, errors, prepare
 from ddplaunch.cli.streams import ending_by_signals, say, tell, tell_findings
 from ddplaunch.cli.target import parse_target
@@ -135,17 +135,16 @@ class Trials:
         self,
         command: str,
         first: Prepared,
-        script: Sequence[str],
-        profile: str | None,
+        typed: TypedLaunch,
         measure: Measure,
         *,
         in_place: bool,
     ) -> None:
-        """``first`` is an already decided launch of the script; with ``in_place`` trials change the tree itself."""
-        self.first, self.script, self.measure = first, tuple(script), measure
+        """``first`` is the launch in ``typed``, already decided; with ``in_place`` trials change the tree itself."""
+        self.first, self.script, self.measure = first, typed.script or [], measure
         self._in_place = in_place
         self._changed = set[str]()  # paths below the working tree that trials wrote or removed
-        self._words = words_of(PROFILE, profile)
+        self._typed = typed
         self._group = f"{value_of(first.launch.options.run_id, command)}-{new_run_id()}"
 
     def run_all(self, series: Generator[Change, Trial, None]) -> bool:
@@ -170,7 +169,7 @@ class Trials:
         record, steps = base / "runs" / run_id, FollowedSteps(base / "runs" / run_id, change.ranks)
         place = self._place(run_id)
         grace = change.said.get("grace")
-        child = start_run(self._typed(change, run_id, place), place.told, inside=place.command())
+        child = start_run(self._words(change, run_id, place), place.told, inside=place.command())
         try:
             with ending_by_signals(signal.default_int_handler):  # `timeout` or a closed terminal act like Ctrl-C
                 try:
@@ -213,12 +212,13 @@ class Trials:
         except OSError as problem:
             raise _no_place(f"{problem.filename}: {problem.strerror}") from problem
 
-    def _typed(self, change: Change, run_id: str, place: TrialPlace) -> list[str]:
+    def _words(self, change: Change, run_id: str, place: TrialPlace) -> list[str]:
         """Return the words after ``ddplaunch`` that start a trial."""
-        words = ["run", f"1x{change.ranks}", "--run-id", run_id, "--phases", *self._words]  # a job may have more nodes
+        words = ["run", f"1x{change.ranks}", "--run-id", run_id, "--phases"]  # a job may have more nodes
         for name, value in (*place.variables.items(), (TRIAL, f"{self._group}/{change.name}")):
             words += ["--env", f"{name}={value}"]  # before the user's own, which win
-        return [*words, *launch_words(change.said, _OWN), "--run-dir", str(place.records), "--", *self.script]
+        words += replace(self._typed, said=change.said).words(_OWN)
+        return [*words, "--run-dir", str(place.records), "--", *self.script]
 
     def _watch(self, poll: Callable[[], int | None], change: Change, record: Path, steps: FollowedSteps) -> Ending:
         """Wait until enough is measured or the run is over; return how it ended."""
