@@ -16,11 +16,23 @@ _LONGEST = 160  # of a path in a message
 
 
 def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """Split at the first ``--`` into ddplaunch's words and the script's (None without ``--``)."""
+    """Split at the first ``--`` into ddplaunch's words and the script's (None without ``--``).
+
+    A launch line right after ``convert`` is not split: its options are another launcher's.
+    """
+    if argv[:1] == ["convert"] and _is_launch_line(argv[1:]):
+        return ["convert"], list(argv[1:])
     if "--" not in argv:
         return list(argv), None
     at = list(argv).index("--")
     return list(argv[:at]), list(argv[at + 1 :])
+
+
+def _is_launch_line(words: Sequence[str]) -> bool:
+    from ddplaunch.planning.convert.launcher_options import named_in  # only for `convert`
+
+    is_script = not words or words[0].startswith("-") or _exists(words[0])
+    return not is_script and len(words) > 1 and named_in(os.fsencode(" ".join(words)))
 
 
 def parse_target(words: Sequence[str]) -> Target:

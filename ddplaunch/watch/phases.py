@@ -181,6 +181,15 @@ def summed(rank: int, facts: Mapping[str, Any], lines: Sequence[StepLine]) -> Ra
     )
 
 
+def phases_in(attempt: Path, ranks: Sequence[int] | None = None) -> list[RankPhases]:
+    """Return how steps spent their time on ``ranks`` (None: all) of an attempt, from where step times have settled."""
+    every = (
+        summed(rank, file.facts, file.lines[settled(file.lines) or 0 :])
+        for rank, file in read_phases(attempt, ranks).items()
+    )
+    return [one for one in every if one is not None]
+
+
 def _waits(lines: Sequence[StepLine]) -> float | None:
     looks = [(line.end_s, line.waited_s) for line in lines if line.waited_s is not None]
     took_s = looks[-1][0] - looks[0][0] if looks else 0.0
@@ -373,13 +382,11 @@ def phase_words(settings: Settings, attempt: int | None, ranks: Sequence[int]) -
     """Return for stderr how the last ``attempt`` on this node spent its time; "" without ``--phases``."""
     if not settings.phases or settings.node_directory is None or attempt is None:
         return ""
-    files = read_phases(Path(settings.node_directory) / f"attempt-{attempt}", ranks)
-    phases_of_ranks = (summed(rank, file.facts, file.lines[settled(file.lines) or 0 :]) for rank, file in files.items())
-    every = [one for one in phases_of_ranks if one is not None]
-    terminal = Terminal.of(sys.stderr)
+    folder = Path(settings.node_directory) / f"attempt-{attempt}"
+    every, terminal = phases_in(folder, ranks), Terminal.of(sys.stderr)
     if not every:
         none = "phases: no optimizer step was seen twice; `ddplaunch.step(samples=…)` in the script marks one by hand"
-        for rank, file in reversed(files.items()):
+        for rank, file in reversed(read_phases(folder, ranks).items()):
             if "broken" in file.facts:
                 none = f"phases: measuring ended in rank {rank}: {str(file.facts['broken'])[:200]}"
         return terminal.note(none)

@@ -62,7 +62,6 @@ def first_words(shown: str) -> list[str]:
         ("ddplaunch submit --to k", ["kubernetes"]),
         ("ddplaunch run --profile ", ["big", "small"]),
         ("ddplaunch run a", ["auto"]),
-        ("ddplaunch explain shm-too", ["shm-too-small"]),
         ("ddplaunch run --ignore shm-too-small,disk-n", ["shm-too-small,disk-nearly-full"]),
     ],
 )

@@ -91,6 +91,21 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torchrun --nproc_per_node=4 train.py",
+        "python -m torch.distributed.run --nproc_per_node=4 train.py",
+        "torchrun --nproc_per_node=4 -- train.py",
+    ],
+)
+def test_a_launch_line_is_converted_without_a_separator(call: Call, line: str) -> None:
+    said = call("convert", *line.split())
+    assert (said.status, said.out) == (0, "ddplaunch run 4 -- train.py\n"), said.err
+    assert call("convert", "--", *line.split()).out == said.out
+    assert "`torchrun.sh` cannot be read" in call("convert", "torchrun.sh").err
+
+
 def test_what_stands_behind_is_untouched(call: Call) -> None:
     said = call("plan", "2", "--json", "--no-forward", "--", "train.py", *HOSTILE)
     assert said.status == 0

@@ -44,7 +44,7 @@ COMMAND = Command(
             "",
             "A run, log files, - for stdin, or a code [the newest run].",
             "RUN|FILE|CODE",
-            offers="runs and codes",
+            offers="runs",
         ),
         Flag("json", "switch", "", "The diagnosis as JSON."),
         Flag("why", "switch", "", "Show on stderr what each stage of the diagnosis decided."),

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 
-from ddplaunch.cli.parsing.command import RUN_DIR, Command
+from ddplaunch.cli.parsing.command import RECORDED_RUN, RUN_DIR, Command
 from ddplaunch.cli.parsing.typed_words import whole_number
 from ddplaunch.cli.streams import say, tell, tell_findings
 from ddplaunch.cli.which_run import kept_elsewhere, which_run
@@ -32,7 +32,7 @@ COMMAND = Command(
         ("ddplaunch logs --follow", "what all ranks print, until the run ends"),
     ),
     options=(
-        Flag("run", "argument", "", "Id of the run, or a part of it [the newest].", "RUN", offers="runs"),
+        RECORDED_RUN,
         Flag("rank", "text", "", "Ranks: 0, 0,3, 0-7 or all [all].", "RANKS", offers=("0", "all"), short="-r"),
         Flag("follow", "switch", "", "Keep printing new lines, also after restarts, until the run ends.", short="-f"),
         Flag(

@@ -16,7 +16,7 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from ddplaunch.cli.commands.explain import explained
-from ddplaunch.cli.parsing.command import RUN_DIR, Command
+from ddplaunch.cli.parsing.command import RECORDED_RUN, RUN_DIR, Command
 from ddplaunch.cli.streams import answer, say
 from ddplaunch.cli.which_run import which_run, with_what_hosts_have
 from ddplaunch.machine.files import open_plain
@@ -33,7 +33,7 @@ from ddplaunch.values.escapes import harmless
 from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.secrets import hide_json, hide_text
 from ddplaunch.values.words import duration_text, size_text
-from ddplaunch.watch.phases import RankPhases, read_phases, settled, summed
+from ddplaunch.watch.phases import RankPhases, phases_in
 from ddplaunch.watch.step_rate import LOSS
 
 COMMAND = Command(
@@ -42,7 +42,7 @@ COMMAND = Command(
         ("ddplaunch report --output run.html", "into run.html"),
     ),
     options=(
-        Flag("run", "argument", "", "Id of the run, or a part of it [the newest].", "RUN", offers="runs"),
+        RECORDED_RUN,
         Flag("output", "output", "", "Where the page goes, - for stdout [ddplaunch-RUN.html].", "FILE", short="-o"),
         Flag("force", "switch", "", "Replace FILE, also if it is not an earlier report."),
         RUN_DIR,
@@ -135,12 +135,12 @@ def _moment(at_s: float) -> str:
 def _phases(record: RunRecord) -> list[RankPhases]:
     """Return the phases of each rank's steps in the last attempt, from where step times have settled."""
     phases = [
-        summed(rank, file.facts, file.lines[settled(file.lines) or 0 :])
+        phases
         for _, folder in numbered(record.directory, "node")
         for _, attempt in numbered(folder, "attempt")[-1:]
-        for rank, file in read_phases(attempt).items()
+        for phases in phases_in(attempt)
     ]
-    return sorted(filter(None, phases), key=lambda phases: phases.rank)
+    return sorted(phases, key=lambda phases: phases.rank)
 
 
 def _losses(files: Sequence[LogFile]) -> list[tuple[float, str]]:

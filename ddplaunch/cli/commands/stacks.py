@@ -12,7 +12,6 @@ from typing import Any
 from ddplaunch.cli.parsing.command import LIVE_RUN, RUN_DIR, Command
 from ddplaunch.cli.streams import answer, answer_json, say, tell_findings
 from ddplaunch.cli.which_run import other_hosts, running_run
-from ddplaunch.explain.decide.collectives import Flight, flight, flight_dumps
 from ddplaunch.explain.stacks.hang import NoProgress, hang_diagnosis
 from ddplaunch.explain.stacks.parse import RankGroup, RankStack, groups, stack_text
 from ddplaunch.hosts.local.rank_stacks import LiveRank, take_stacks, with_workers
@@ -48,7 +47,7 @@ _LOOK_S = 0.5  # over which CPU use is measured
 _ANSWER_S = 30.0
 _STILL_S = 30.0  # without output, before waiting ranks are called stuck
 _IDLE_PERCENT = 5.0
-_SCHEMA = 2
+_SCHEMA = 3
 
 
 def stacks(run: str | None, full: bool | None, json: bool | None, run_dir: str | None) -> int:
@@ -56,20 +55,16 @@ def stacks(run: str | None, full: bool | None, json: bool | None, run_dir: str |
     chosen = running_run(run, run_dir, "stacks")
     if chosen is None or chosen.processes is None:
         return ExitStatus.DONE
-    recorded: Flight | None = None
     hosts: tuple[str, ...] = (host_name(),)
     if chosen.launched is not None:
         ranks, hosts = _ask_hosts(chosen.launched)
     else:
         ranks = ranks_seen(chosen.processes)
-        recorded = None if chosen.directory is None else flight(flight_dumps(chosen.directory))
     if json:
-        answer_json(_stacks_json(chosen.run_id, ranks, recorded))
+        answer_json(_stacks_json(chosen.run_id, ranks))
     elif ranks.stacks:
         place = "here" if chosen.launched is None else f"on {listed(hosts, 3, ' and ')}"
         answer(_stacks_text(chosen.run_id, ranks, place, Terminal.of(sys.stdout)))
-        if recorded is not None:
-            answer(Terminal.of(sys.stdout).note(recorded.what, "flight recorder: "))
         if full:
             answer("\n" + "".join(map(stack_text, ranks.stacks)))
     elif hosts:
@@ -172,7 +167,7 @@ def _state(group: RankGroup, cpu: Mapping[int, float]) -> str:
     return ", ".join(words)
 
 
-def _stacks_json(run_id: str, ranks: RanksSeen, flight: Flight | None) -> dict[str, Any]:
+def _stacks_json(run_id: str, ranks: RanksSeen) -> dict[str, Any]:
     """Return stacks, groups and CPU use as JSON values; ``groups`` lists the odd ones out first."""
     cpu = dict(ranks.cpu)
     return {
@@ -185,5 +180,4 @@ def _stacks_json(run_id: str, ranks: RanksSeen, flight: Flight | None) -> dict[s
             for group in groups(ranks.stacks)
         ],
         "ranks": [{**plain(stack), "cpu_percent": cpu.get(stack.rank)} for stack in ranks.stacks],
-        "flight_recorder": None if flight is None else {"what": flight.what, "missing_ranks": list(flight.missing)},
     }

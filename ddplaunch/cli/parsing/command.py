@@ -52,6 +52,7 @@ _SIZES = "Numbers of processes: 1,2,4 [1, 2, 4 … up to the GPUs, or CPUs, of t
 
 PROFILE = Flag("profile", "text", CHECKING, "Named profile of ddplaunch.toml.", "NAME", offers="profiles")
 RUN_DIR = Flag("run_dir", "text", "", "Where records are [.ddplaunch].", "DIR")
+RECORDED_RUN = Flag("run", "argument", "", "Id of the run, or a part of it [the newest].", "RUN", offers="runs")
 LIVE_RUN = Flag(
     "run",
     "argument",

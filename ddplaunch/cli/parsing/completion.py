@@ -14,7 +14,6 @@ from ddplaunch.values.finding import usage
 ASKED = "_DDPLAUNCH_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")
 _MOST_RUNS = 50
-_FILLED_IN = re.compile(r"\{[^}]*\}")  # a placeholder that a diagnosis fills from the log
 #: Words that no shell splits or expands; others are not offered.
 _SAFE = re.compile(r"[\w./:=,@%+-]+\Z")
 #: zsh sorts offers, and loads the file at the first Tab, which Typer's script then leaves unanswered: both are fixed.
@@ -95,25 +94,12 @@ def _checks() -> list[Offered]:
     return [Offered(check.code, check.title) for check in (*ALL, *across())]
 
 
-def _runs_and_codes() -> list[Offered]:
-    from ddplaunch.cli.commands.explain import every_check
-    from ddplaunch.explain.signatures import all_signatures
-
-    failures = [
-        Offered(signature.code, _FILLED_IN.sub("…", signature.what))
-        for signature in all_signatures()
-        if signature.is_root
-    ]
-    return [*_runs(), *(Offered(check.code, check.title) for check in every_check()), *failures]
-
-
 _SOURCES: Mapping[str, Callable[[], list[Offered]]] = {
     "profiles": _profiles,
     "hosts": _hosts,
     "runs": _runs,
     "live runs": _live_runs,
     "checks": _checks,
-    "runs and codes": _runs_and_codes,
 }
 
 
