@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ddplaunch.cli.commands.explain import explained
 from ddplaunch.cli.parsing.command import RECORDED_RUN, RUN_DIR, Command
@@ -53,7 +53,7 @@ COMMAND = Command(
 _MOST_LINES = 10_000  # most lines of logs in one page
 _LEAST_OF_A_FILE = 20
 _MOST_BYTES = 64 << 20  # searched for losses at the start of each file
-_MOST_POINTS, _WIDTH, _HEIGHT = 600, 900, 160  # of the loss curve
+_MOST_POINTS = 600  # of the loss curve
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
@@ -93,6 +93,7 @@ def report_html(record: RunRecord) -> str:
         finalize=lambda value: _without_colours(value) if type(value) is str else value,
     )
     environment.filters |= {"duration": duration_text, "size": size_text, "moment": _moment, "shell": shlex.join}
+    environment.tests["finite"] = math.isfinite
     files = log_files(record.directory)
     parts = [part_of(file, max(_LEAST_OF_A_FILE, _MOST_LINES // len(files))) for file in files]
     lines = [
@@ -100,6 +101,7 @@ def report_html(record: RunRecord) -> str:
         for file, block in blocks(parts)
         for line in block.removesuffix(b"\n").split(b"\n")
     ]
+    losses = _losses(files)
     during = () if record.outcome is None else record.outcome.findings
     findings = [*objects(record.value("findings")), *objects(hide_json(plain(during)))]
     return environment.get_template("report.html").render(
@@ -111,7 +113,8 @@ def report_html(record: RunRecord) -> str:
         bars=_bars(record.outcome),
         phases=_phases(record),
         metrics=last_metrics(record.directory),
-        curve=_curve(_losses(files)),
+        losses=losses,
+        points=_thinned(losses),
         lines=lines[-_MOST_LINES:],
         left_out=len(lines) > _MOST_LINES or any(part.start > 0 or part.cut_bytes for part in parts),
         ranks=sorted({rank for rank, *_ in lines[-_MOST_LINES:]}),
@@ -162,23 +165,10 @@ def _losses(files: Sequence[LogFile]) -> list[tuple[float, str]]:
     return losses
 
 
-def _curve(losses: Sequence[tuple[float, str]]) -> dict[str, Any] | None:
-    """Return the losses as points of lines, interrupted where one is not finite, and the values at the axes."""
-    thinning = -(-len(losses) // _MOST_POINTS) or 1
-    thinned = [mean(loss for loss, _ in losses[at : at + thinning]) for at in range(0, len(losses), thinning)]
-    finite = [loss for loss in thinned if math.isfinite(loss)]
-    if len(finite) < 2:
-        return None
-    low, high = min(finite), max(finite)
-    points = [
-        f"{_WIDTH * number / (len(thinned) - 1):.1f},{_HEIGHT * (high - loss) / (high - low or 1.0):.1f}"
-        if math.isfinite(loss)
-        else "|"
-        for number, loss in enumerate(thinned)
-    ]
-    lines = [line.strip() for line in " ".join(points).split("|")]
-    size = {"width": _WIDTH, "height": _HEIGHT, "low": low, "high": high, "count": len(losses)}
-    return {**size, "lines": list(filter(None, lines)), "first": losses[0], "last": losses[-1]}
+def _thinned(losses: Sequence[tuple[float, str]]) -> list[float]:
+    """Return few enough points of the loss curve: means of as many losses each, not finite if one of them is not."""
+    size = -(-len(losses) // _MOST_POINTS) or 1
+    return [mean(loss for loss, _ in losses[at : at + size]) for at in range(0, len(losses), size)]
 
 
 class Bar(NamedTuple):
