@@ -195,7 +195,7 @@ def script_never_initialises(script: ScriptReport, launch: Launch) -> Iterator[F
     part of the source cannot be read. Remedy: `torch.distributed.init_process_group()` and DistributedDataParallel, or
     one process.
     """
-    if launch.topology.world_size == 1 or not script.complete or script.hidden or script.syntax_error is not None:
+    if launch.topology.world_size == 1 or not script.complete or script.syntax_error is not None:
         return
     if launch.target is not None and launcher_of_target(launch.target) is not None:
         return  # which is an error, and a launcher's own source says nothing of the script that it would start

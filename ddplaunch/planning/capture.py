@@ -1,15 +1,13 @@
-"""How ranks start and whether ddplaunch's plug-in records them: options for torchrun, settings for the plug-in."""
+"""Whether ddplaunch's plug-in records ranks: options for torchrun, settings for the plug-in."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from ddplaunch.planning.flag import Ranks
-from ddplaunch.planning.launch import Target, Variable
+from ddplaunch.planning.launch import Variable
 from ddplaunch.planning.settings import Settings
 from ddplaunch.values.finding import usage
-from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
 from ddplaunch.values.variable_names import SETTINGS
 
@@ -26,47 +24,6 @@ _DECIDED = (
     "--run-path",
 )
 _SHORT = {"-t": "--tee", "-r": "--redirects"}
-
-
-@dataclass(frozen=True)
-class StartDecision:
-    """Whether ranks are forked (``warm``), the modules that are imported before, and notes for the plan."""
-
-    warm: bool
-    preload: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-def decide_start(
-    start: Resolved[Literal["cold", "warm"]] | None,
-    preload: Resolved[tuple[str, ...]] | None,
-    target: Target | None,
-    shadowing: str | None,
-) -> StartDecision:
-    """Decide whether ranks are forked from one process that has imported torch.
-
-    ``shadowing`` is a file in the working directory that torchrun would import instead of a library.
-    """
-    if value_of(start, "cold") == "warm":
-        reason = _why_cold(target, shadowing)
-        if reason is None:
-            return StartDecision(True, value_of(preload, ()))
-        return StartDecision(False, (), (f"cold start: {reason}",))
-    if preload is None:
-        return StartDecision(False)
-    note = "`--preload` without effect: only ranks that `--start warm` forks get what was imported once"
-    return StartDecision(False, (), (note,))
-
-
-def _why_cold(target: Target | None, shadowing: str | None) -> str | None:
-    if target is not None and target.kind == "executable":
-        return f"`{target.name}` is a program of its own, and only Python files and modules can be forked"
-    if shadowing is not None:
-        return (
-            f"`{shadowing}` in this directory is named like what torchrun imports; a cold start keeps it out by "
-            "`python -P`, which ranks must not have"
-        )
-    return None
 
 
 def interpreter_for(python: tuple[str, ...], warm: bool) -> tuple[str, ...]:

@@ -322,18 +322,12 @@ read_placement = _OneOf(
     "`none` leaves all ranks alone",
     "cores",
 )
-_read_start = _OneOf(
-    ("auto", "warm", "cold"),
-    "`warm` forks the ranks from one process that has imported torch, `cold` starts an interpreter for each, "
-    "`auto` decides (now: cold)",
+read_start = _OneOf(
+    ("cold", "warm", "auto"),
+    "`warm` forks the ranks from one process that has imported torch, `cold` starts an interpreter for each, `auto` "
+    "forks on CPUs",
     "warm",
 )
-
-
-def read_start(flag: Flag, typed: Resolved[str]) -> str:
-    """Return ``warm`` or ``cold``; ``auto`` is cold (docs/warm-start.md says why)."""
-    start: str = _read_start(flag, typed)
-    return "cold" if start == "auto" else start
 
 
 def split_words(flag: str, text: str, example: str, place: str) -> list[str]:

@@ -198,12 +198,11 @@ class Options:
     timeout_s: Resolved[float] | None = _duration(
         ENVIRONMENT, "timeout", "End the run after this time: 90s, 10m, 2h; exit status 124.", read_limit, "10m"
     )
-    start: Resolved[Literal["cold", "warm"]] | None = _flag(
+    start: Resolved[Literal["auto", "cold", "warm"]] | None = _flag(
         ENVIRONMENT,
         "cold, warm (fork the ranks from a process that has torch) or auto [auto: cold].",
         "HOW",
         read_start,
-        offers=("cold", "warm", "auto"),
     )
     preload: Resolved[tuple[str, ...]] | None = _flag(
         ENVIRONMENT,

@@ -74,7 +74,7 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
     extra = extra_arguments(options.torchrun_arg, flags)
     capture.refuse_absent(options.show, topology.world_size)
     grace, grace_notes = capture.shutdown_timeout(options.grace_s, flags, extra)
-    start = capture.decide_start(options.start, options.preload, target, situation.shadowing)
+    start = decide_start(options, target, topology.nproc_per_node.value, situation)
     directory, node = _below(situation.cwd, situation.record), value_of(topology.node_rank, 0)
     uncaptured = capture.why_not(options.capture, flags, situation.plugin, extra)
     placement = _place(options, topology, device.value, extra, situation, captured=uncaptured is None)
@@ -117,6 +117,50 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
         placement=placement,
         notes=(*(selection.notes if selection else ()), *grace_notes, *capture_notes, *start.notes, *forwarded.notes),
     )
+
+
+#: Variables of tools that look at a process from its start to its end, or replace its memory allocator.
+_TOOLS = "LD_PRELOAD LD_AUDIT MALLOC_CONF COVERAGE_ PYDEVD DEBUGPY CUDA_INJECTION NVTX_INJECTION LLVM_PROFILE GCOV"
+
+
+@dataclass(frozen=True)
+class StartDecision:
+    """Whether ranks are forked (``warm``), the modules that are imported before, and notes for the plan."""
+
+    warm: bool
+    preload: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def decide_start(options: Options, target: Target | None, ranks: int, situation: Situation) -> StartDecision:
+    """Decide whether the ``ranks`` of this node are forked from one process that has imported torch.
+
+    ``auto`` forks where that was proven equal to cold starts: two or more ranks, a torch for CPUs, a script that can be
+    read.
+    """
+    torch, script, shadowing = situation.facts.torch, situation.script, situation.shadowing
+    start, preload = value_of(options.start, "cold"), value_of(options.preload, ())
+    of_cpus = isinstance(torch, TorchFacts) and not (torch.cuda or torch.hip)
+    proven = ranks > 1 and of_cpus and isinstance(script, ScriptReport)
+    if start == "cold" or (start == "auto" and not proven):
+        without = "`--preload` without effect: only ranks that `--start warm` forks get what was imported once"
+        return StartDecision(False, (), (without,) if preload else ())
+    names = (*situation.environ, *(pair[0] for pair in situation.pairs))
+    tool = next((name for name in names if name.startswith(tuple(_TOOLS.split()))), "")
+    if target is not None and target.kind == "executable":
+        reason = f"`{target.name}` is a program of its own, and only Python files and modules can be forked"
+    elif shadowing:
+        reason = (
+            f"`{shadowing}` in this directory is named like what torchrun imports; a cold start keeps it out by "
+            "`python -P`, which ranks must not have"
+        )
+    elif tool:
+        reason = f"{tool} is set"
+    elif not isinstance(script, Unavailable) and script.early:
+        reason = script.early
+    else:
+        return StartDecision(True, preload)
+    return StartDecision(False, (), (f"cold start: {reason}",))
 
 
 def _below(directory: str, path: str) -> str:

@@ -42,13 +42,13 @@ from ddplaunch.script.source import ParsedFile, SyntaxProblem, parse, read_text
 
 _LOCAL_RANK = frozenset({"--local-rank", "--local_rank"})
 # Calls that declare options, or set up a process group, in ways that the source does not show.
-_DYNAMIC_CALLS = frozenset({"exec", "runpy.run_path", "runpy.run_module", "hydra.main"})
-_DYNAMIC_CALLS |= {"deepspeed.add_config_arguments"}
-_DYNAMIC_METHODS = frozenset({"parse_known_args", "parse_known_intermixed_args", "from_cli", "LightningCLI"})
-_DYNAMIC_METHODS |= {"add_argparse_args", "gen_parser_from_dataclass", "ConfigManager", "apply_overrides", "HParams"}
-_DYNAMIC_METHODS |= {"DEFINE_integer", "DEFINE_float"}
-_DYNAMIC = frozenset(name.rpartition(".")[2] for name in _DYNAMIC_CALLS) | _DYNAMIC_METHODS
-_DYNAMIC |= {"import_module", "__import__"}
+_CALLS = "exec runpy.run_path runpy.run_module hydra.main deepspeed.add_config_arguments"
+_METHODS = """
+    parse_known_args parse_known_intermixed_args from_cli LightningCLI add_argparse_args gen_parser_from_dataclass
+    ConfigManager apply_overrides HParams DEFINE_integer DEFINE_float
+"""
+_DYNAMIC_CALLS, _DYNAMIC_METHODS = _CALLS.split(), _METHODS.split()
+_DYNAMIC = ("import_module", "__import__", *(name.rpartition(".")[2] for name in _DYNAMIC_CALLS), *_DYNAMIC_METHODS)
 _PARSING_METHODS = frozenset({"parse_args", "parse_args_into_dataclasses", "run", "cli", "main"})
 _QUOTED = 60  # characters of a line that does not compile
 
@@ -96,7 +96,6 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
     flow.forget(config.settled)
     known = flow.use_conditions(options, {**dict(config.facts), **_known_values(options, args, parts)})
     options = tuple(_under_conditions(options, known, parts))
-    required = [option for option in options if option.required and option.default is None]
     local = next((option for option in options if _LOCAL_RANK & set(option.flags)), None)
     used = framework(program)
     initialised = initialisation(program)
@@ -108,8 +107,7 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
     if switched:
         flow.assume(ranks.condition)  # a finding has the command with each rank's own, and with these numbers
     numbers = understood(options, flow)
-    hidden = _hidden_import(program)
-    unread = next((place for part in parts for place in _dynamic(part)), hidden)
+    unread = next((place for part in parts for place in _dynamic(part)), _hidden_import(program))
     plain = used is None and ranks.spawns is None and not switched
     mistakes = mistakes_of(program, parts, flow) if plain else ()
     off = None if used is not None or switched else ranks.off
@@ -127,15 +125,15 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
         ranks_from=elsewhere,
         switched_off=ranks.off if used is None else None,
         switches=ranks.switches if used is None else (),
-        demands_local_rank=local.at if local is not None and local in required else None,
+        demands_local_rank=local.at if local and local.required and local.default is None else None,
         takes_local_rank=None if local is None or switched or not own else device_from_option(parts, flow, local),
+        early=next(_named_early(program), ""),
         reads_env=tuple(dict.fromkeys(name for part in parts for name in environment_names(part))),
         asks_for=current_numbers(parts, flow),
         ambiguous=numbers.ambiguous,
         instead=(*numbers.instead, *_trained_otherwise(program, numbers, alone, unread, args, cwd)),
         configs=config.files,
         complete=None not in found and not config.unknown and program.complete and unread is None,
-        hidden=hidden is not None,
         unread=unread,
         code=program.digests(),
         mistakes=mistakes,
@@ -237,6 +235,16 @@ def _declared(program: Program, part: ReachablePart) -> Iterator[DeclaredOption 
     yield from argparse_options(part)
     yield from click_options(part)
     yield from configured_options(program, part)
+
+
+def _named_early(program: Program) -> Iterator[str]:
+    """Yield a clause for each variable of ``read_at_import.txt`` named in a file before it imports torch."""
+    names = Path(__file__).with_name("read_at_import.txt").read_text("ascii").split()
+    for file in program.files.values():
+        early = re.split(r"(?m)^\s*(?:import|from)\s+torch\b", file.text, maxsplit=1)[0]
+        for name in names if "environ" in early else ():
+            if name in early:
+                yield f"{file.shown} names {name} before it imports torch"
 
 
 def _hidden_import(program: Program) -> DeclaredAt | None:

@@ -119,9 +119,8 @@ class Mistake:
 class ScriptReport:
     """Everything read from the script and the local modules that it imports.
 
-    ``complete`` is False if there may be options that could not be read, ``unread`` a line that may have them, and
-    ``hidden`` is True if a package is imported that is neither followed nor known; checks that conclude from absence
-    must then stay silent. ``initialises`` says where the script, or the framework that
+    ``complete`` is False if there may be options that could not be read, ``unread`` a line that may have them; checks
+    that conclude from absence must then stay silent. ``initialises`` says where the script, or the framework that
     ``framework`` names, sets up a process group. ``spawns`` is where the script starts its own processes
     (``mp.spawn``, ``torch.multiprocessing.start_processes``, ``subprocess`` of torchrun), ``spawns_alone`` whether no
     process group is set up but between these.
@@ -134,6 +133,7 @@ class ScriptReport:
     ``ambiguous`` are meanings that several options could have, with these.
     ``added_up`` is where gradients are computed of a loss that nothing divides by the accumulation, as far as is seen.
     ``instead`` says for meanings that no option has what the source has in its place.
+    ``early`` says which variable that torch reads while it is imported is named before that, and may be set.
     ``configs`` are the configuration files whose keys are among the options or their defaults. ``code`` has the files
     that were followed, the script first, each with a digest of its text.
     """
@@ -150,13 +150,13 @@ class ScriptReport:
     demands_local_rank: DeclaredAt | None = None
     takes_local_rank: DeclaredAt | None = None
     reads_env: tuple[str, ...] = ()
+    early: str = ""
     asks_for: tuple[str, ...] = ()
     ambiguous: tuple[tuple[Meaning, tuple[str, ...]], ...] = ()
     instead: tuple[Instead, ...] = ()
     configs: tuple[str, ...] = ()
     syntax_error: str | None = None
     complete: bool = True
-    hidden: bool = False
     unread: DeclaredAt | None = None
     code: tuple[tuple[str, str], ...] = ()
     mistakes: tuple[Mistake, ...] = ()
@@ -181,12 +181,14 @@ _HARMLESS = """
     torchaudio torchdata torchmetrics torchtext torchvision tqdm transformers triton typing_extensions tyro
     wandb webdataset xarray xformers yacs yaml zarr
 """
+_OWN_WAYS = """
+    cleo clize docopt draccus getopt gin hydra hydra_zen ml_collections optparse plac prefigure pyrallis sacred
+    simple_parsing tap torchtune typer
+"""
 
 # Packages that set up the process group themselves.
 FRAMEWORKS = frozenset(_FRAMEWORKS.split())
 # These, and packages whose import neither declares options of the script nor sets up process groups.
 KNOWN_PACKAGES = FRAMEWORKS | {*_HARMLESS.split()} | sys.stdlib_module_names
 # Libraries that read the command line in ways that this reader does not know.
-OWN_WAYS = frozenset({"clize", "cleo", "getopt", "gin", "hydra", "hydra_zen", "ml_collections", "optparse"})
-OWN_WAYS |= {"docopt", "draccus", "plac", "prefigure", "pyrallis", "sacred", "simple_parsing", "tap", "torchtune"}
-OWN_WAYS |= {"typer"}
+OWN_WAYS = frozenset(_OWN_WAYS.split())

@@ -205,7 +205,6 @@ def test_script_never_initialises() -> None:
     for report in (
         healthy_script(initialises=None, framework="lightning"),
         healthy_script(initialises=None, complete=False),
-        healthy_script(initialises=None, hidden=True),
         healthy_script(initialises=None, spawns=HERE),
         healthy_script(initialises=None, syntax_error="line 3"),
     ):

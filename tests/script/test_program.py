@@ -420,7 +420,7 @@ OWN_PARSER = "import argparse, apexlike\nparser = argparse.ArgumentParser()\n"
 )
 def test_an_unknown_package_may_add_options(tmp_path: Path, rest: str, complete: bool) -> None:
     report = read(tmp_path, OWN_PARSER + rest)
-    assert (report.complete, report.hidden) == (complete, True)
+    assert report.complete == complete
 
 
 @pytest.mark.parametrize(
@@ -517,3 +517,25 @@ DEVICE = (
 def test_where_an_option_alone_chooses_the_gpu(tmp_path: Path, body: str, line: int | None) -> None:
     found = read(tmp_path, DEVICE + body).takes_local_rank
     assert (None if found is None else found.line) == line
+
+
+SETS = "for name in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS'):\n    os.environ[name] = '1'\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "file"),
+    [
+        ("import os\n" + SETS + "import torch\n", "train.py"),
+        ("import os\nimport torch\n" + SETS, None),
+        ("import os\nfrom torch.utils import data\n" + SETS, None),
+        ("import os\nimport numpy as np\n" + SETS + "import torch\n", "train.py"),
+        ("import os\nos.environ['MASTER_PORT'] = '1'\nimport torch\n", None),
+        ("import before\nimport torch\n", "before.py"),
+        ("import after\n", None),
+    ],
+)
+def test_variables_that_torch_reads_when_it_is_imported(tmp_path: Path, text: str, file: str | None) -> None:
+    before, after = "import os\n" + SETS, "import os, sys\nimport torch.nn as nn\n" + SETS
+    report = read(tmp_path, text, before=before, after=after)
+    variable = "MKL_NUM_THREADS"  # the first in the list
+    assert report.early == (f"{file} names {variable} before it imports torch" if file else "")

@@ -4,17 +4,22 @@ import os
 import signal
 import socket
 import subprocess
+import sys
+import sysconfig
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from ddplaunch.agent.rank_site import sitecustomize
 from ddplaunch.agent.warm import kernel, requests
 from ddplaunch.agent.warm.requests import Request, is_python_command
 from ddplaunch.agent.warm.spares import WarmProcess, first_path
 from ddplaunch.agent.warm.why_cold import (
     AgentFacts,
+    agent_facts,
     changed_since_load,
     why_no_fork,
     why_not_forked,
@@ -22,10 +27,10 @@ from ddplaunch.agent.warm.why_cold import (
 
 FIT = AgentFacts(
     orig_argv=("python", "-u", "-m", "torch.distributed.run"),
-    environ={"OMP_NUM_THREADS": "1"},
     python_threads=1,
     traced=False,
     gpu=None,
+    customized=None,
     starts_ranks_as_known=True,
 )
 ENVIRON = {"OMP_NUM_THREADS": "1"}
@@ -41,9 +46,9 @@ def test_a_fit_process_is_forked() -> None:
         ({"orig_argv": ("python", "-u", "-X", "dev", "-m", "torch.distributed.run")}, "was not started as"),
         ({"orig_argv": ("python", "-m", "torch.distributed.run")}, "was not started as"),
         ({"orig_argv": ("python", "-u", "/home/me/launch.py")}, "was not started as"),
-        ({"environ": {"COVERAGE_PROCESS_START": "x"}}, "COVERAGE_PROCESS_START is set"),
         ({"python_threads": 2}, "2 threads"),
         ({"traced": True}, "debugger"),
+        ({"customized": "/home/me/usercustomize.py"}, "/home/me/usercustomize.py is run by each interpreter"),
         ({"gpu": "/dev/nvidiactl"}, "/dev/nvidiactl is in use"),
         ({"starts_ranks_as_known": False}, "this torch"),
     ],
@@ -53,6 +58,17 @@ def test_an_unfit_process_is_not(change: dict[str, object], reason: str) -> None
     assert found is not None
     assert reason in found
     assert "\n" not in found
+
+
+@pytest.mark.parametrize("name", ["sitecustomize", "usercustomize"])
+def test_files_of_the_user_that_each_interpreter_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for file, whose in (
+        ("/home/me/site.py", "/home/me/site.py"),
+        (f"{sysconfig.get_path('stdlib')}/{name}.py", None),  # Debian's
+        (sitecustomize.__file__, None),
+    ):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(__file__=file))
+        assert agent_facts().customized == whose
 
 
 def test_a_rank_is_forked() -> None:

@@ -62,9 +62,8 @@ def _run(folder: Path, commands: list[list[str]], *preload: str, **changes: str)
 def ends_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("ends")
     zipapp.create_archive(PROGRAMS / "folder", folder / "program.zip", filter=lambda path: path.suffix == ".py")
-    answers = _run(
-        folder, [[word.replace("program.zip", str(folder / "program.zip")) for word in each] for each in COMMANDS]
-    )
+    commands = [[word.replace("program.zip", str(folder / "program.zip")) for word in each] for each in COMMANDS]
+    answers = _run(folder, commands, "torch")  # which the programs never import
     assert answers["notes"] == ["cold start: nowhere.py is no file"]
     assert all(end["leads"] for end in answers["warm"]), "torchrun ends ranks by their process group"
     pairs = zip(answers["cold"], answers["warm"], strict=True)

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ddplaunch.cli.prepare import interpreter, shadowing
+from ddplaunch.machine.facts import TorchFacts
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
 from ddplaunch.machine.software import shadowing_file
-from ddplaunch.planning.capture import decide_start
 from ddplaunch.planning.launch import Launch, Target
+from ddplaunch.planning.resolve import Situation, decide_start
 from ddplaunch.values.finding import UsageError
+from ddplaunch.values.resolved import Source, Unavailable
 from ddplaunch.values.variable_names import SETTINGS
-from tests.checks.healthy import healthy_facts
+from tests.checks.healthy import healthy_facts, healthy_script
 from tests.machine.test_processes import LAUNCHER, OURS, RANK, process, table
 from tests.planning.test_capture import FOUND, TORCH
 from tests.planning.test_resolve import decide, variables
 from tests.planning.test_topology import said
 
+CPU_TORCH = replace(TORCH, cuda=None)
 
-def launched(shadow: str | None = None, **options: Any) -> Launch:
-    asked = said(nproc="2", device="cpu", **options)
-    facts = healthy_facts(torch=TORCH)
-    return decide(asked, facts, plugin=FOUND, python=("python", "-P"), shadowing=shadow)
+
+def launched(shadow: str | None = None, torch: TorchFacts = CPU_TORCH, **options: Any) -> Launch:
+    changes = {name: options.pop(name) for name in ("script", "environ", "pairs") if name in options}
+    asked = said(**{"nproc": "2", "device": "cpu", **options})
+    facts = healthy_facts(torch=torch)
+    return decide(asked, facts, plugin=FOUND, python=("python", "-P"), shadowing=shadow, **changes)
 
 
 def settings(launch: Launch) -> dict[str, Any]:
@@ -41,8 +47,8 @@ def test_a_warm_launch_runs_torchrun_as_ranks_are_run() -> None:
     assert launch.notes == ()
 
 
-@pytest.mark.parametrize("options", [{}, {"start": "auto"}, {"start": "cold"}])
-def test_everything_else_is_cold(options: dict[str, str]) -> None:
+@pytest.mark.parametrize("options", [{}, {"start": "cold"}])
+def test_everything_else_is_cold(options: dict[str, Any]) -> None:
     launch = launched(**options)
     assert launch.argv[:4] == ("python", "-P", "-m", "torch.distributed.run")
     assert not {"start", "preload"} & settings(launch).keys()
@@ -66,12 +72,49 @@ def test_what_cannot_be_warm_says_why_and_starts_cold(options: dict[str, Any], w
 
 
 def test_a_program_of_its_own_is_never_forked() -> None:
-    options = said(start="warm", preload="a")
-    start = decide_start(options.start, options.preload, Target("executable", "./train.sh", ()), None)
+    program = Target("executable", "./train.sh", ())
+    situation = Situation(healthy_facts(torch=CPU_TORCH), healthy_script(), {}, (), None, ("python",), "run-1", "/runs")
+    start = decide_start(said(start="warm", preload="a"), program, 2, situation)
     assert not start.warm and start.preload == ()
     (note,) = start.notes
     assert note.startswith("cold start: `./train.sh` is a program of its own")
-    assert decide_start(options.start, None, Target("module", "train", ()), None).warm
+    assert decide_start(said(start="warm"), Target("module", "train", ()), 2, situation).warm
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"nproc": "1"},
+        {"torch": TORCH},
+        {"torch": replace(CPU_TORCH, hip="6.0")},
+        {"script": Unavailable("train.py is a binary")},
+    ],
+)
+def test_auto_is_cold_where_forks_were_not_proven_and_says_nothing(changes: dict[str, Any]) -> None:
+    launch = launched(start="auto", **changes)
+    assert launch.argv[1] == "-P" and "start" not in settings(launch)
+    assert launch.notes == ()
+    if "torch" in changes or "nproc" in changes:
+        assert settings(launched(start="warm", **changes))["start"] == "warm"
+
+
+@pytest.mark.parametrize("start", ["auto", "warm"])
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"script": healthy_script(early="train.py names OMP_NUM_THREADS before it imports torch")}, "train.py names"),
+        ({"environ": {"LD_PRELOAD": "libjemalloc.so"}}, "LD_PRELOAD is set"),
+        ({"environ": {"COVERAGE_PROCESS_START": "x"}}, "COVERAGE_PROCESS_START is set"),
+        ({"environ": {"PYDEVD_USE_CYTHON": "x"}}, "PYDEVD_USE_CYTHON is set"),
+        ({"pairs": (("MALLOC_CONF", "a:b", Source("flag", "--env")),)}, "MALLOC_CONF is set"),
+        ({"shadow": "queue.py"}, "`queue.py` in this directory"),
+    ],
+)
+def test_what_a_fork_would_do_otherwise_makes_the_start_cold(start: str, changes: dict[str, Any], why: str) -> None:
+    launch = launched(start=start, **changes)
+    assert launch.argv[1] == "-P" and "start" not in settings(launch)
+    assert launch.notes[0].startswith(f"cold start: {why}")
+    assert settings(launched(start=start))["start"] == "warm"
 
 
 @pytest.mark.parametrize("options", [{"start": "hot"}, {"start": ""}, {"start": "warm", "preload": "a b"}])

@@ -47,7 +47,7 @@ INTERRUPTIBLE = "DDPLAUNCH_INTERRUPTIBLE"
 ENDED = "DDPLAUNCH_ENDED"
 #: The name of the shared memory in /proc/PID/fd.
 MEMORY = "ddplaunch-stacks"
-_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib takes longer than all of this
+HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib takes longer than all of this
 _FAR_AWAY = 200  # the memory's descriptor: scripts may compare and redirect low numbers
 _GLOO = "Name:\tpt_gloo_runloop\n"  # torch's name of the threads: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp
 _PATIENCE_S = 2
@@ -67,8 +67,8 @@ def restore(environ: MutableMapping[str, str]) -> bool:
     if before is None:
         return False
     entries = environ.get("PYTHONPATH", "").split(":")
-    if _HERE in entries:
-        entries.remove(_HERE)
+    if HERE in entries:
+        entries.remove(HERE)
         before = ":".join(entries)
     if before:
         environ["PYTHONPATH"] = before
@@ -232,7 +232,7 @@ def _take_part() -> None:
     begin(ddplaunch_marks, __import__)
     sys.modules.pop("ddplaunch_observer", None)
     del sys.modules["ddplaunch_marks"]
-    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != _HERE]  # noqa: PTH100
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != HERE]  # noqa: PTH100
     own = sys.modules.pop("sitecustomize", None)
     try:
         import sitecustomize  # type: ignore[import-not-found]  # noqa: F401 - the one that this one hides

@@ -35,12 +35,13 @@ import signal
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ddplaunch.agent.rank_site import ddplaunch_marks, ddplaunch_observer, ddplaunch_phases
 from ddplaunch.agent.rank_site.sitecustomize import ENDED, MARK, begin, when_through
+from ddplaunch.agent.warm.first_import import FirstImport
 from ddplaunch.agent.warm.requests import Request
 
 Program = Callable[[], object]
@@ -126,6 +127,7 @@ def become(request: Request, seed: int | None) -> Program:
     _processes()
     _random(seed)
     _logging()
+    FirstImport()
     return program
 
 
@@ -163,9 +165,9 @@ def _signals() -> None:
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         handler = signal.getsignal(number)
-        if handler is signal.SIG_IGN and number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        elif handler not in (signal.SIG_DFL, signal.SIG_IGN, None, signal.default_int_handler):
+        if number == signal.SIGINT:
+            signal.signal(number, signal.default_int_handler)
+        elif number in (signal.SIGTERM, signal.SIGQUIT) or handler not in (signal.SIG_DFL, signal.SIG_IGN, None):
             signal.signal(number, signal.SIG_DFL)
 
 
@@ -231,29 +233,16 @@ def _logging() -> None:
         module._startTime = time.time() if sys.version_info < (3, 13) else time.time_ns()
 
 
-#: Variables of tools that are loaded before the fork, and write their results when the process ends.
-_TOOLS = (
-    "LD_PRELOAD",
-    "LD_AUDIT",
-    "CUDA_INJECTION64_PATH",
-    "NVTX_INJECTION64_PATH",
-    "LLVM_PROFILE_FILE",
-    "GCOV_PREFIX",
-)
-
-
-def leave_libraries_alone(environ: Mapping[str, str]) -> None:
+def leave_libraries_alone() -> None:
     """Let this process and its forks exit as soon as the exit handlers registered after this call have run.
 
     exit(3) calls handlers in reverse order, so all that were registered earlier are skipped; ``on_exit`` passes the
-    status (https://man7.org/linux/man-pages/man3/on_exit.3.html). Does nothing under tools that need the skipped ones,
-    or with a C library without ``on_exit``.
+    status (https://man7.org/linux/man-pages/man3/on_exit.3.html). Does nothing with a C library without ``on_exit``.
     """
     libc: Any = ctypes.CDLL(None)
-    if any(environ.get(name) for name in _TOOLS) or not hasattr(libc, "on_exit"):
-        return
-    libc.on_exit(libc._exit, None)
-    libc.__cxa_atexit(libc.fflush, None, None)  # runs before `_exit`: flushes stdio's buffers
+    if hasattr(libc, "on_exit"):
+        libc.on_exit(libc._exit, None)
+        libc.__cxa_atexit(libc.fflush, None, None)  # runs before `_exit`: flushes stdio's buffers
 
 
 #: Seconds until a fork is killed if an ``except BaseException`` caught ``_Unwound``: it must not act as torchrun.

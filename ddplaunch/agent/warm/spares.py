@@ -24,6 +24,7 @@ from ddplaunch.agent.warm import fresh, kernel, requests
 from ddplaunch.agent.warm.requests import Request
 from ddplaunch.agent.warm.why_cold import agent_facts, environ_at_load, why_no_fork, why_not_forked
 from ddplaunch.machine.processes.stop_processes import signal_at_parents_end
+from ddplaunch.machine.software import shadowing_file
 
 Say = Callable[[str], None]
 Cold = Callable[[], Any]  # starts a rank as torchrun does, by Popen
@@ -44,9 +45,13 @@ def prepare(ranks: int, preload: Sequence[str], say: Say, cpus: RankCpus | None 
     spares, reason = Spares(say, cpus), why_no_fork(agent_facts())
     if reason is None:
         seed = fresh.torch_seed()
-        for note in import_all(preload, first_path(sys.argv)):
+        first = first_path(sys.argv)
+        for note in import_all(preload, first):
             say(note)
-        reason = why_no_fork(agent_facts()) or spares.fork(ranks, seed)
+        beside = first and shadowing_file(first)
+        if beside:
+            reason = f"`{beside}` beside the script is named like what torchrun imports"
+        reason = reason or why_no_fork(agent_facts()) or spares.fork(ranks, seed)
     skip_the_spread()
     if cpus:
         cpus.bind()
@@ -181,7 +186,7 @@ def _become_rank(channel: socket.socket, agent: int, launcher_path: str | None, 
             sys.path.remove(launcher_path)
         _hidden.extend(sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "ddplaunch")
         sys.path_importer_cache.clear()
-        fresh.leave_libraries_alone(os.environ)
+        fresh.leave_libraries_alone()
         gc.freeze()  # a collection writes to every object, and would copy the shared pages into each rank
         request, descriptors = requests.receive(channel)
         # before the answer: the guard reads the command line once it is told of the rank, and recognises forks by it

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 
 from ddplaunch.agent.rank_site import VARIABLE
-from ddplaunch.agent.rank_site.sitecustomize import restore
+from ddplaunch.agent.rank_site.sitecustomize import HERE, restore
 from ddplaunch.agent.torch_names import POPEN
 from ddplaunch.agent.warm.requests import Request, is_python_command
 from ddplaunch.machine.files import gpu_devices
@@ -30,22 +31,21 @@ class AgentFacts:
     """Facts of torchrun's process just before ranks are forked."""
 
     orig_argv: tuple[str, ...]
-    environ: Mapping[str, str]
     python_threads: int
     traced: bool
     gpu: str | None
+    customized: str | None
     starts_ranks_as_known: bool
 
 
 def why_no_fork(facts: AgentFacts) -> str | None:
     """Return why ranks cannot be forked from torchrun's process, None if they can."""
-    measured = next((name for name in facts.environ if name.startswith("COVERAGE_PROCESS_")), None)
     checks = (
-        (measured, f"{measured} is set, which measures each rank from its interpreter's start"),
         (not facts.starts_ranks_as_known, "this torch starts its ranks in a way unknown to ddplaunch"),
         (facts.orig_argv[1:4] != _STARTED_AS, f"torchrun was not started as `python {' '.join(_STARTED_AS)}`"),
         (facts.python_threads > 1, f"torchrun's process has {facts.python_threads} threads already"),
         (facts.traced, "a debugger or profiler follows torchrun's process"),
+        (facts.customized, f"{facts.customized} is run by each interpreter that starts"),
         (facts.gpu is not None, f"{facts.gpu} is in use in torchrun's process already, and does not survive a fork"),
     )
     return next((reason for applies, reason in checks if applies), None)
@@ -82,12 +82,18 @@ def agent_facts() -> AgentFacts:
     """Return the facts of this process, which has imported torch."""
     return AgentFacts(
         orig_argv=tuple(sys.orig_argv),
-        environ=dict(os.environ),
         python_threads=threading.active_count(),
         traced=sys.gettrace() is not None or sys.getprofile() is not None,
         gpu=next(iter(gpu_devices("self")), None),
+        customized=next(filter(None, map(_of_user, ("sitecustomize", "usercustomize"))), None),
         starts_ranks_as_known=POPEN.is_known(),
     )
+
+
+def _of_user(name: str) -> str | None:
+    """Return the file of the module ``name`` if it is neither ddplaunch's nor part of the Python distribution."""
+    file: str | None = getattr(sys.modules.get(name), "__file__", None)
+    return None if file is None or str(Path(file).parent) in (HERE, sysconfig.get_path("stdlib")) else file
 
 
 def environ_at_load() -> dict[str, str]:

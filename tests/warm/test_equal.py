@@ -1,0 +1,136 @@
+"""What a script sees and does is the same under torchrun and where its ranks were forked, case by case."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hosts.launching import clean_environment, ddplaunch
+from tests.warm.launching import PROGRAMS
+
+DEADLINE_S = 300
+#: What differs and stays so; docs/warm-start.md says it.
+KNOWN = {
+    "recursion_depth before",  # Python 3.11 counts the calls of C functions below the script
+    "recursion_depth after",
+    "warning_filters before",  # torch's are there before torch is imported
+    "loggers before",
+}
+EARLY = {
+    "OMP_NUM_THREADS=2": {"blas threads"},  # torch takes it, numpy cannot any more
+    "MKL_NUM_THREADS=2": set(),
+    "OPENBLAS_NUM_THREADS=2": {"blas threads"},
+    "TORCH_DISTRIBUTED_DEBUG=DETAIL": set(),
+    "TORCH_LOGS=+dynamo": {"log level"},
+    "TORCH_CPP_LOG_LEVEL=INFO": {"lines of c10d"},
+    "TORCH_SHOW_CPP_STACKTRACES=1": {"error"},
+    "PYTORCH_JIT=0": {"scripted"},
+    "TORCHINDUCTOR_FORCE_DISABLE_CACHES=1": {"caches off"},
+}
+
+
+def launch(
+    way: str, ranks: int, script: Sequence[str], folder: Path, **changes: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a script by torchrun, cold or warm, where the programs are; $PROBE is ``folder``/``way``."""
+    (folder / way).mkdir()
+    plain = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    ours = ddplaunch("run", str(ranks), "--device", "cpu", "--no-checks", "--start", way, "--")
+    env = clean_environment(OMP_NUM_THREADS="1", DDPLAUNCH_DIR=str(folder / "runs"), PROBE=str(folder / way), **changes)
+    command = [*(plain if way == "torchrun" else ours), *script]
+    done = subprocess.run(command, cwd=PROGRAMS, env=env, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def told(folder: Path, way: str, rank: int) -> Any:
+    return json.loads((folder / way / f"{rank}.json").read_text().replace(f"{folder}/{way}", "FOLDER"))
+
+
+@pytest.mark.slow
+def test_cases(tmp_path: Path) -> None:
+    ways = ("torchrun", "cold", "warm")
+    for way in ways:
+        said = launch(way, 2, ["./../programs/cases.py", "--an", "argument"], tmp_path).stderr
+        assert "cold start" not in said and "too late" not in said
+    different = set()
+    for rank in range(2):
+        plain, cold, warm = (told(tmp_path, way, rank) for way in ways)
+        assert plain["frozen"] == 0 < 1000 < warm["frozen"], "the rank was not forked"
+        names = plain["answers"].keys()
+        # what is ddplaunch's own, such as faulthandler, a cold rank has too
+        equal = {name for name in names if warm["answers"][name] in (plain["answers"][name], cold["answers"][name])}
+        different |= names - equal
+    print(f"{len(names) - len(different)} of {len(names)} cases are equal")
+    assert different <= KNOWN
+
+
+@pytest.mark.slow
+def test_variables_that_nothing_saw_before_the_rank_set_them(tmp_path: Path) -> None:
+    for way in ("torchrun", "warm"):
+        launch(way, len(EARLY), ["early.py", *EARLY], tmp_path)
+    for rank, (setting, different) in enumerate(EARLY.items()):
+        plain, warm = told(tmp_path, "torchrun", rank), told(tmp_path, "warm", rank)
+        assert {name for name, value in plain.items() if warm[name] != value} <= different, setting
+        (log,) = (tmp_path / "runs").glob(f"runs/*/node-0/attempt-0/rank-{rank}.err")
+        name = setting.partition("=")[0]
+        taken = name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCH_DISTRIBUTED_DEBUG")
+        lines = [line for line in log.read_text().splitlines() if line.startswith("ddplaunch: ")]
+        assert [f"{name} came too late" in line for line in lines] == ([] if taken else [True])
+
+
+LOOKS = """
+import gc, os, sys
+{imports}
+print(gc.get_freeze_count() > 1000, {what}, flush=True)
+"""
+
+
+def looked(folder: Path, imports: str, what: str, **changes: str) -> tuple[set[str], str]:
+    """Return what the ranks of a script printed, with `--start warm`, and what was said of the start."""
+    (folder / "train.py").write_text(LOOKS.format(imports=imports, what=what))
+    command = ddplaunch("run", "2", "--device", "cpu", "--no-checks", "--start", "warm", "--show", "all", "--")
+    env = clean_environment(COLUMNS="300", DDPLAUNCH_DIR=str(folder / "runs"), **changes)
+    command += [str(folder / "train.py")]
+    done = subprocess.run(command, cwd=folder.parent, env=env, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if "cold start" in line or "came too late" in line]
+    return {line.partition("] ")[2] for line in done.stdout.splitlines()}, "\n".join(said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["queue", "tqdm"])
+def test_a_module_beside_the_script_is_its_own(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / f"{name}.py").write_text("mine = 'own'\n")
+    printed, said = looked(folder, f"import {name}", f"{name}.mine")
+    assert printed == {"False own"}
+    assert f"cold start: `{name}.py` beside the script is named like what torchrun imports" in said
+
+
+@pytest.mark.slow
+def test_a_file_that_each_interpreter_runs_is_run_in_each_rank(tmp_path: Path) -> None:
+    (site := tmp_path / "site").mkdir()
+    (site / "sitecustomize.py").write_text("import os\nos.environ['CUSTOM'] = os.environ.get('RANK', 'none')\n")
+    printed, said = looked(tmp_path, "", "os.environ['CUSTOM']", PYTHONPATH=str(site))
+    assert printed == {"False 0", "False 1"}
+    assert f"cold start: {site}/sitecustomize.py is run by each interpreter that starts" in said
+
+
+@pytest.mark.slow
+def test_a_variable_set_in_the_script_makes_the_start_cold(tmp_path: Path) -> None:
+    imports = "os.environ['OMP_NUM_THREADS'] = '2'\nimport torch"
+    printed, said = looked(tmp_path, imports, "torch.get_num_threads()")
+    assert printed == {"False 2"}
+    assert "cold start: " in said and "train.py names OMP_NUM_THREADS before it imports torch" in said
+
+
+@pytest.mark.slow
+def test_ctrl_c_raises_in_a_forked_rank(tmp_path: Path) -> None:
+    imports = "import signal\ntry:\n    signal.raise_signal(2)\nexcept KeyboardInterrupt:\n    told = 'raised'"
+    assert looked(tmp_path, imports, "told") == ({"True raised"}, "")
