@@ -70,6 +70,16 @@ def test_cases(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_trainings_have_equal_losses(tmp_path: Path) -> None:
+    for way in ("torchrun", "cold", "warm"):
+        assert "cold start" not in launch(way, 2, ["trainings.py"], tmp_path).stderr
+    for rank in range(2):
+        plain, cold, warm = (told(tmp_path, way, rank) for way in ("torchrun", "cold", "warm"))
+        assert len(plain) == 12 and all(len(set(losses)) > 1 for losses in plain.values())
+        assert warm == plain == cold
+
+
+@pytest.mark.slow
 def test_variables_that_nothing_saw_before_the_rank_set_them(tmp_path: Path) -> None:
     for way in ("torchrun", "warm"):
         launch(way, len(EARLY), ["early.py", *EARLY], tmp_path)

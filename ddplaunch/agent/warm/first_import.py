@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import logging
 import os
 import sys
 import warnings
@@ -56,6 +57,9 @@ class FirstImport:
         if every:
             sys.meta_path.remove(self)
             weakref.finalize(self, bool).detach()  # torch uses it when it is imported
+            for name, logger in logging.root.manager.loggerDict.items():
+                if name.startswith("torch"):
+                    vars(logger).update(disabled=False)  # by `disable_existing_loggers`: they did not exist yet
             with warnings.catch_warnings():  # shows each again, as new filters of torch do
                 self._take_variables(module)
 

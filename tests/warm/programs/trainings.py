@@ -1,0 +1,228 @@
+"""Trains a dozen small models as examples do, each from its own seed; writes the losses as JSON to $PROBE/RANK.json."""
+
+import json
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+
+distributed: Any = torch.distributed
+TRAININGS: list[Callable[[], Iterator[float]]] = []
+
+
+def training(function: Callable[[], Iterator[float]]) -> Callable[[], Iterator[float]]:
+    TRAININGS.append(function)
+    return function
+
+
+def steps(model: nn.Module, optimizer: Any, batches: Any, loss_of: Any, schedule: Any = None) -> Iterator[float]:
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+        yield loss.item()
+
+
+def regression(model: Any, batch: Any) -> Any:
+    return F.mse_loss(model(batch[0]), batch[1])
+
+
+def classes(model: Any, batch: Any) -> Any:
+    return F.cross_entropy(model(batch[0]).flatten(0, -2), batch[1].flatten())
+
+
+def loader(size: int, *shape: int, workers: int = 0, targets: int = 0, **more: Any) -> Any:
+    data = torch.randn(size, *shape)
+    answers = torch.randint(targets, (size,)) if targets else data.flatten(1).sum(1, keepdim=True)
+    dataset = TensorDataset(data, answers)
+    return DataLoader(dataset, 8, sampler=DistributedSampler(dataset, seed=3), num_workers=workers, **more)
+
+
+def mlp(*sizes: int) -> nn.Module:
+    layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.GELU())]
+    return nn.Sequential(*layers[:-1])
+
+
+@training
+def linear_regression() -> Iterator[float]:
+    model = DistributedDataParallel(nn.Linear(16, 1))
+    yield from steps(model, torch.optim.SGD(model.parameters(), 0.01), loader(64, 16), regression)
+
+
+@training
+def perceptron_with_momentum_and_schedule() -> Iterator[float]:
+    model = DistributedDataParallel(mlp(16, 64, 64, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, weight_decay=1e-4)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8)
+    yield from steps(model, optimizer, loader(64, 16), regression, schedule)
+
+
+@training
+def images_by_workers() -> Iterator[float]:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.LazyLinear(5))
+    model(torch.zeros(1, 3, 8, 8))
+    model = DistributedDataParallel(model)
+    batches = loader(64, 3, 8, 8, workers=2, targets=5)
+    yield from steps(model, torch.optim.Adam(model.parameters()), batches, classes)
+
+
+@training
+def dropout_and_clipping() -> Iterator[float]:
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 64), nn.Dropout(0.5), nn.Linear(64, 1)))
+    optimizer = torch.optim.RMSprop(model.parameters())
+
+    def loss_of(model: Any, batch: Any) -> Any:
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        return regression(model, batch)
+
+    yield from steps(model, optimizer, loader(64, 16), loss_of)
+
+
+@training
+def words_by_lstm() -> Iterator[float]:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.lstm, self.out = nn.Embedding(30, 16), nn.LSTM(16, 32, batch_first=True), nn.Linear(32, 30)
+
+        def forward(self, words: torch.Tensor) -> Any:
+            return self.out(self.lstm(self.embed(words))[0])
+
+    words = torch.randint(30, (64, 12))
+    dataset = TensorDataset(words[:, :-1], words[:, 1:])
+    batches = DataLoader(dataset, 8, sampler=DistributedSampler(dataset))
+    model = DistributedDataParallel(Words())
+    yield from steps(model, torch.optim.Adam(model.parameters(), 0.01), batches, classes)
+
+
+@training
+def attention_in_bfloat16() -> Iterator[float]:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model = DistributedDataParallel(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
+
+    def loss_of(model: Any, batch: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return (model(batch[0]) - batch[0]).square().mean()
+
+    yield from steps(model, torch.optim.AdamW(model.parameters()), loader(32, 6, 16), loss_of)
+
+
+@training
+def accumulated_gradients() -> Iterator[float]:
+    model = DistributedDataParallel(mlp(16, 32, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    for number, batch in enumerate(loader(96, 16)):
+        loss = regression(model, batch) / 2
+        if number % 2 == 0:
+            with model.no_sync():
+                loss.backward()
+        else:
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        yield loss.item()
+
+
+@training
+def augmented_by_numpy_and_random() -> Iterator[float]:
+    np.random.seed(4)
+    random.seed(4)
+
+    class Augmented(Dataset[Any]):
+        def __len__(self) -> int:
+            return 64
+
+        def __getitem__(self, index: int) -> Any:
+            noise = np.random.rand(16).astype("float32") * random.random()
+            return torch.from_numpy(noise) + index / 64, torch.tensor([float(index)])
+
+    dataset = Augmented()
+    model = DistributedDataParallel(mlp(16, 16, 1))
+    batches = DataLoader(dataset, 8, sampler=DistributedSampler(dataset))
+    yield from steps(model, torch.optim.Adagrad(model.parameters()), batches, regression)
+
+
+@training
+def resumed_from_a_checkpoint() -> Iterator[float]:
+    model, batches = DistributedDataParallel(mlp(16, 32, 1)), loader(64, 16)
+    optimizer = torch.optim.Adam(model.parameters())
+    yield from steps(model, optimizer, batches, regression)
+    path = Path(os.environ["PROBE"], f"checkpoint-{distributed.get_rank()}")
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+    again = DistributedDataParallel(mlp(16, 32, 1))
+    optimizer = torch.optim.Adam(again.parameters())
+    state = torch.load(path)
+    again.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    yield from steps(again, optimizer, batches, regression)
+
+
+@training
+def compiled() -> Iterator[float]:
+    plain = mlp(16, 16, 1)
+    model = DistributedDataParallel(plain)
+    fast = torch.compile(model, backend="aot_eager")
+    yield from steps(fast, torch.optim.SGD(model.parameters(), 0.01), loader(32, 16), regression)
+
+
+@training
+def adversaries() -> Iterator[float]:
+    makes, judges = DistributedDataParallel(mlp(4, 16, 16)), DistributedDataParallel(mlp(16, 16, 1))
+    makers, judge = torch.optim.Adam(makes.parameters()), torch.optim.Adam(judges.parameters())
+    for _ in range(6):
+        fake = makes(torch.randn(8, 4))
+        bad = F.softplus(judges(fake.detach())).mean() + F.softplus(-judges(torch.randn(8, 16))).mean()
+        judge.zero_grad()
+        bad.backward()
+        judge.step()
+        good = F.softplus(-judges(fake)).mean()
+        makers.zero_grad()
+        good.backward()
+        makers.step()
+        yield bad.item()
+        yield good.item()
+
+
+@training
+def averaged_by_hand_in_the_order_of_a_set() -> Iterator[float]:
+    model, optimizers = mlp(16, 8, 1), []
+    optimizers.append(torch.optim.SGD(model.parameters(), 0.02))
+    names = {name for name, _ in model.named_parameters()}
+    for batch in loader(48, 16):
+        loss = regression(model, batch)
+        loss.backward()
+        for name in sorted(names):
+            gradient = model.get_parameter(name).grad
+            distributed.all_reduce(gradient)
+        optimizers[0].step()
+        optimizers[0].zero_grad()
+        yield loss.item()
+
+
+def main() -> None:
+    distributed.init_process_group("gloo")
+    losses = {}
+    for number, function in enumerate(TRAININGS):
+        torch.manual_seed(number)
+        losses[function.__name__] = list(function())
+        print(function.__name__, losses[function.__name__][-1])
+    distributed.destroy_process_group()
+    Path(os.environ["PROBE"], f"{os.environ['RANK']}.json").write_text(json.dumps(losses))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
