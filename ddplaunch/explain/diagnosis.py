@@ -29,14 +29,46 @@ _VARIES = re.compile(
 )
 
 _LIBRARY = re.compile(
-    r"[\\/](?:site-packages|dist-packages)[\\/]|[\\/]lib(?:64)?[\\/]python\d|^<|[\\/]bin[\\/](?:torchrun|accelerate|deepspeed)$"
+    r"[\\/](?:site-packages|dist-packages)[\\/]|[\\/]lib(?:64)?[\\/]python\d|^<"
+    r"|[\\/]bin[\\/](?:torchrun|accelerate|deepspeed)$|[\\/]torch[\\/](?:distributed|nn|utils|autograd|cuda)[\\/]"
     r"|[\\/]ddplaunch[\\/](?:agent[\\/]|api[\\/]rank_call\.py$)"
 )
 _PACKAGE = re.compile(r"[\\/](?:site|dist)-packages[\\/](\w+)")
 _IN_PROCESS = frozenset(("spawn_main", "_bootstrap"))  # functions of multiprocessing
+_NAMELESS = ("__init__.py", "__main__.py")
 _MOST_CALLS = 40
 _SOURCE = 160  # characters of a source line
 _OF_PATH = re.compile(r"^\[Errno \d+\] .*: '([^']+)'$")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One call: file, line, and the function that contains it (qualified if the source tells)."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def name(self) -> str:
+        """The function without its class."""
+        return self.function.rpartition(".")[2]
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is in the user's code, not in a library."""
+        return not _LIBRARY.search(self.file)
+
+    @property
+    def at(self) -> str:
+        """The file's name and the line, "train.py:31"; with the folder if the name alone says nothing."""
+        names = re.split(r"[\\/]", self.file)[-2:]
+        return f"{'/'.join(names if names[-1] in _NAMELESS else names[-1:])}:{self.line}"
+
+    @property
+    def place(self) -> str:
+        """Where it is: "train.py:31 in main"."""
+        return self.at if self.name[:1] in ("", "<") else f"{self.at} in {self.function}"
 
 
 @dataclass(frozen=True)
@@ -211,20 +243,14 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
     return {"schema": SCHEMA, **plain(explanation)}
 
 
-def own_frame(frames: Sequence[tuple[str, int, str]]) -> str | None:
-    """Return the last frame in the user's own code, "train.py:31 in main", or None."""
-    return next((_place(frame) for frame in reversed(frames) if not _LIBRARY.search(frame[0])), None)
+def own_frame(frames: Sequence[Frame]) -> str | None:
+    """Return the place of the last frame in the user's own code, or None."""
+    return next((frame.place for frame in reversed(frames) if frame.is_own), None)
 
 
-def _place(frame: tuple[str, int, str]) -> str:
-    file, number, function = frame
-    name = re.split(r"[\\/]", file)[-1]
-    return f"{name}:{number} in {function}" if function and function != "<module>" else f"{name}:{number}"
-
-
-def of_process(frames: Sequence[tuple[str, int, str]]) -> bool:
+def of_process(frames: Sequence[Frame]) -> bool:
     """Return whether, by its frames, an exception ended a process that multiprocessing had started."""
-    return any("multiprocessing/" in file and name in _IN_PROCESS for file, _, name in frames)
+    return any("multiprocessing/" in frame.file and frame.function in _IN_PROCESS for frame in frames)
 
 
 def line_of(place: str) -> str:
@@ -232,14 +258,14 @@ def line_of(place: str) -> str:
     return place.split(" in ")[0]
 
 
-def user_calls(frames: Sequence[tuple[str, int, str]], sources: Sequence[str]) -> tuple[UserCall, ...]:
+def user_calls(frames: Sequence[Frame], sources: Sequence[str]) -> tuple[UserCall, ...]:
     """Return the calls in the user's own code, outermost first, with the number of library calls after each."""
     calls: list[UserCall] = []
     for frame, source in zip(frames, (*sources, *("" for _ in frames)), strict=False):
-        if not _LIBRARY.search(frame[0]):
-            calls.append(UserCall(_place(frame), source[:_SOURCE]))
+        if frame.is_own:
+            calls.append(UserCall(frame.place, source[:_SOURCE]))
         elif calls:
-            package, last = _PACKAGE.search(frame[0]), calls[-1]
+            package, last = _PACKAGE.search(frame.file), calls[-1]
             libraries = [] if last.library in ("", "Python") else last.library.split(", ")
             names = dict.fromkeys([*libraries, *([package[1]] if package else [])])
             calls[-1] = replace(last, folded=last.folded + 1, library=", ".join(names) or "Python")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddplaunch.explain.diagnosis import UserCall, own_frame
+from ddplaunch.explain.diagnosis import Frame, UserCall, own_frame
 from ddplaunch.explain.read.traceback import Traceback, Tracebacks
 from tests.explain.logs import TORCH, lines_of, lost, raised
 
@@ -16,9 +16,9 @@ def tracebacks(text: str) -> list[Traceback]:
 
 def test_the_last_own_frame_is_named() -> None:
     frames = [
-        ("/home/kim/train.py", 3, "<module>"),
-        ("/home/kim/data.py", 9, "read"),
-        (f"{TORCH}/serialization.py", 1, "load"),
+        Frame("/home/kim/train.py", 3, "<module>"),
+        Frame("/home/kim/data.py", 9, "read"),
+        Frame(f"{TORCH}/serialization.py", 1, "load"),
     ]
     assert own_frame(frames) == "data.py:9 in read"
     assert own_frame(frames[:1]) == "train.py:3"

@@ -18,10 +18,9 @@ import pytest
 from ddplaunch.agent.guard.hang_report import hangs
 from ddplaunch.agent.rank_site import taking_part
 from ddplaunch.explain.decide.collectives import flight, read_dump
-from ddplaunch.explain.diagnosis import Diagnosis, Evidence
+from ddplaunch.explain.diagnosis import Diagnosis, Evidence, Frame
 from ddplaunch.explain.stacks.hang import IMPORTED_ANEW, NoProgress, hang_diagnosis, located
 from ddplaunch.explain.stacks.parse import (
-    Frame,
     RankStack,
     ThreadStack,
     calls_of,

@@ -22,7 +22,6 @@ from ddplaunch.explain.stacks.parse import (
     at_text,
     evidence_of,
     groups,
-    is_own,
     place_of,
     stack_text,
 )
@@ -111,7 +110,7 @@ def _ended_part(output: str) -> tuple[str, str] | None:
         return None
     last = found[-1].raised
     said = f"{last.type}: {last.message}"[:_SAID] + (f" at {last.frame}" if last.frame else "")
-    again = any(name in IMPORTS_AGAIN for part in found[-1].parts for _, _, name in part.frames)
+    again = any(frame.function in IMPORTS_AGAIN for part in found[-1].parts for frame in part.frames)
     return "thread" if found[-1].side else "process", f"{said} {IMPORTED_ANEW}" if again else said
 
 
@@ -147,7 +146,7 @@ def _stays(stacks: Sequence[RankStack]) -> bool:
 
     A shell script stays at one place while the same programs run below it.
     """
-    own = {tuple((frame.file, frame.function) for frame in stack.main if is_own(frame)) for stack in stacks}
+    own = {tuple((frame.file, frame.function) for frame in stack.main if frame.is_own) for stack in stacks}
     calls = {tuple((frame.file, frame.function) for frame in stack.main) for stack in stacks}
     alike = len({stack.programs for stack in stacks}) == 1
     return alike and len(own) == 1 and len(calls) <= max(2, len(stacks) // 2)

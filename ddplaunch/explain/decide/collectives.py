@@ -15,9 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ddplaunch.explain.diagnosis import Frame
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.scan import Scanned
-from ddplaunch.explain.stacks.parse import CodePlace, Frame, RankStack, ThreadStack, is_collective, place_of
+from ddplaunch.explain.stacks.parse import CodePlace, RankStack, ThreadStack, is_collective, place_of
 from ddplaunch.machine.files import read_plain
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import ranks_text
@@ -140,12 +141,12 @@ def waited_in(scanned: Scanned, rank: int) -> tuple[str, str, Line | None]:
     return _called_by_user(frames), last.raised.frame or "", last.root.line
 
 
-def _called_by_user(frames: Sequence[tuple[str, int, str]]) -> str:
+def _called_by_user(frames: Sequence[Frame]) -> str:
     """Return the collective that the user's line called (maybe through others); empty if there is none."""
-    calls = [function for file, _, function in frames if is_collective(file, function)]
+    calls = [frame.function for frame in frames if is_collective(frame)]
     if calls:
         return calls[0]
-    return "backward" if any(function == "_engine_run_backward" for _, _, function in frames) else ""
+    return "backward" if any(frame.function == "_engine_run_backward" for frame in frames) else ""
 
 
 def _gloo(scanned: Scanned) -> Iterable[Waited]:

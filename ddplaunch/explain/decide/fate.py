@@ -282,7 +282,7 @@ _NEAR = 40  # most lines between an exception and the line that names its cause
 
 
 class Case(NamedTuple):
-    """What the rules look at; ``failures`` have the fates decided so far."""
+    """What the rules look at; ``failures`` have the fates decided so far; ``last_exit`` is the position of its line."""
 
     scanned: Scanned
     work: Work
@@ -291,11 +291,16 @@ class Case(NamedTuple):
     failures: Sequence[Failure]
     echoes: Sequence[Hit]
     waits: Stuck
+    last_exit: int
 
     @property
     def complaining(self) -> frozenset[int | None]:
         """The ranks that complain about other ranks."""
         return frozenset(hit.line.speaker.rank for hit in of_peers(self.echoes))
+
+    def survived(self, line: Line, uncaught: bool = True, announced: bool = False) -> bool:
+        """Return whether ranks were started again after ``line``, or the work went on, in a run that did not fail."""
+        return line.at <= self.last_exit or self.work.went_on(line, uncaught, announced)
 
 
 Holds = Callable[[Failure], bool]
@@ -327,37 +332,21 @@ def announced_and_passed_over(case: Case) -> Holds:
     return holds
 
 
-def of_an_earlier_attempt(case: Case) -> Holds:
-    """The ranks were started again after it, and nothing says that the run failed."""
-    begun = max((end.line.at for end in case.scanned.exits if not end.by_agent), default=-1)
-    return lambda failure: not case.failed and failure.line.at <= begun
-
-
 def work_went_on(case: Case) -> Holds:
-    """Steps, or a report that the work is done, follow it, and nothing says that the run failed."""
+    """Steps, or a report that the work is done, follow it, or it is quoted; and nothing says that the run failed."""
+    is_done = not case.failed and said_done(case.scanned.lines, 30, once=True)
 
     def holds(failure: Failure) -> bool:
         resumed = failure.code in OUTSIDE and case.work.began_again(failure.line)
         ends = not failure.logged and (failure.raised is not None or failure.code not in _SKIPPED)
-        return case.work.went_on(failure.line, ends, failure.logged or resumed)
+        beside_the_work = failure.side or _WARNED.search(failure.line.text) is not None
+        return (
+            (is_done and beside_the_work and failure.code not in OUTSIDE)
+            or (failure.quoted and failure.raised is None)
+            or case.survived(failure.line, ends, failure.logged or resumed)
+        )
 
     return (lambda failure: False) if case.failed else holds
-
-
-def beside_work_that_is_done(case: Case) -> Holds:
-    """A thread raised it, or Python warned about it, and the last lines say that the work is done."""
-    is_done = not case.failed and said_done(case.scanned.lines, 30, once=True)
-
-    def holds(failure: Failure) -> bool:
-        beside_the_work = failure.side or _WARNED.search(failure.line.text) is not None
-        return is_done and beside_the_work and failure.code not in OUTSIDE
-
-    return holds
-
-
-def quoted_in_work_that_did_not_fail(case: Case) -> Holds:
-    """The line repeats another program's output, and nothing says that the run failed."""
-    return lambda failure: not case.failed and failure.raised is None and failure.quoted
 
 
 def quoted(case: Case) -> Holds:
@@ -508,10 +497,7 @@ def after_an_end_from_outside(case: Case) -> Holds:
 #: Order matters: the first rule that holds for a failure decides its fate.
 RULES: tuple[tuple[Fate, Callable[[Case], Holds]], ...] = (
     ("survived", announced_and_passed_over),
-    ("survived", of_an_earlier_attempt),
     ("survived", work_went_on),
-    ("survived", beside_work_that_is_done),
-    ("survived", quoted_in_work_that_did_not_fail),
     ("survived", steps_followed),
     ("doubtful", quoted),
     ("doubtful", caught_and_logged),
@@ -531,7 +517,8 @@ FOLLOWED = frozenset(("explained_by_another", "after_an_end_from_outside"))
 def with_fates(scanned: Scanned, facts: RunFacts) -> Case:
     """Return the case with the fate of each failure; without echoes if the work survived them."""
     work, (found, echoes) = Work(scanned.lines), failures(scanned)
-    case = Case(scanned, work, facts, says_failed(scanned, work, facts), found, echoes, stuck(scanned))
+    last_exit = max((end.line.at for end in scanned.exits if not end.by_agent), default=-1)
+    case = Case(scanned, work, facts, says_failed(scanned, work, facts), found, echoes, stuck(scanned), last_exit)
     for fate, rule in RULES:
         holds = rule(case)
         case = case._replace(
@@ -542,7 +529,6 @@ def with_fates(scanned: Scanned, facts: RunFacts) -> Case:
                 for failure in case.failures
             ]
         )
-    last = max((hit.line for hit in echoes), key=lambda line: line.at, default=None)
-    begun = max((end.line.at for end in scanned.exits if not end.by_agent), default=-1)
-    is_over = last is None or last.at < begun or work.went_on(last, uncaught=True)
-    return case if case.failed or not is_over else case._replace(echoes=())
+    if case.failed or (echoes and not case.survived(max((hit.line for hit in echoes), key=lambda line: line.at))):
+        return case
+    return case._replace(echoes=())

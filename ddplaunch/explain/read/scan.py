@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import islice, takewhile
 from typing import NamedTuple
 
@@ -31,7 +31,8 @@ _GOES_ON = re.compile(  # lines that follow an exception but are not part of it
 #: Echoes that contradict causes; the others only say that something failed.
 _SPEAK = frozenset(("step-ended", "store-lost"))
 _NOTES = 6  # lines below an exception; if more follow, they are not part of it
-_TEMPLATES = 50_000  # remembered line shapes; a training prints few
+_SHAPES = 50_000  # remembered line shapes; a training prints few
+_BEGINS = 2  # characters; the shortest needed text has as many
 
 
 class Hit(NamedTuple):
@@ -72,23 +73,20 @@ class Matcher:
 
     def __init__(self, signatures: Sequence[Signature]) -> None:
         self._signatures = signatures
-        self._places: dict[str, set[int]] = {}  # signatures that need this text
-        self._shapes: dict[str, tuple[Signature, ...]] = {}
+        self._places: dict[str, dict[str, set[int]]] = {}  # signatures by the text they need, by how it begins
+        self._of_shape = lru_cache(_SHAPES)(self._in_shape)
         for place, signature in enumerate(signatures):
-            for text in signature.needed:
-                self._places.setdefault(_shape(text), set()).add(place)
+            for text in map(_shape, signature.needed):
+                self._places.setdefault(text[:_BEGINS], {}).setdefault(text, set()).add(place)
 
     def candidates(self, text: str) -> tuple[Signature, ...]:
         """Return the signatures with a needed text in ``text``, ignoring numbers, in listed order."""
-        shape = _shape(text)
-        candidates = self._shapes.get(shape)
-        if candidates is None:
-            places = {place for needed, listed in self._places.items() if needed in shape for place in listed}
-            candidates = tuple(self._signatures[place] for place in sorted(places))
-            if len(self._shapes) >= _TEMPLATES:
-                self._shapes.clear()
-            self._shapes[shape] = candidates
-        return candidates
+        return self._of_shape(_shape(text))
+
+    def _in_shape(self, shape: str) -> tuple[Signature, ...]:
+        begins = self._places.keys() & {shape[at : at + _BEGINS] for at in range(len(shape))}
+        listed = (places for begin in begins for text, places in self._places[begin].items() if text in shape)
+        return tuple(self._signatures[place] for place in sorted(set[int]().union(*listed)))
 
     def hits(self, line: Line) -> list[Hit]:
         """Return the hits of ``line``: by tier, and within a tier in the order in which signatures are listed."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ddplaunch.explain.diagnosis import Raised, UserCall, own_frame, user_calls
+from ddplaunch.explain.diagnosis import Frame, Raised, UserCall, own_frame, user_calls
 from ddplaunch.explain.read.lines import Line, announced_in, names_exception
 from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.values.frozen import dataclass
@@ -59,7 +59,7 @@ class ChainedException:
     line: Line
     first: int
     link: str
-    frames: tuple[tuple[str, int, str], ...]
+    frames: tuple[Frame, ...]
     sources: tuple[str, ...] = ()
 
     @property
@@ -70,7 +70,7 @@ class ChainedException:
     @property
     def from_the_top(self) -> bool:
         """Whether, by its frames, nothing caught it: the frames of a caught exception begin where it is caught."""
-        return [(file[:1] != "<", name) for file, _, name in self.frames[:1]] == [(True, "<module>")]
+        return any(frame.file[:1] != "<" and frame.function == "<module>" for frame in self.frames[:1])
 
     @property
     def ended_program(self) -> bool:
@@ -119,7 +119,9 @@ class Traceback:
             return inner[-1]
         for position, part in enumerate(self.parts[:-1]):
             following = self.parts[position + 1]
-            cleans = not _CLEANS_UP.isdisjoint(name for _, _, name in following.frames)  # cleanup after the failure
+            cleans = not _CLEANS_UP.isdisjoint(
+                frame.function for frame in following.frames
+            )  # cleanup after the failure
             nameless = following.link == "cause" and part.raised.message in _NAMELESS
             if nameless or part.raised.type.endswith("CancelledError"):
                 continue  # the next one says who was not reached; asyncio cancels what took too long
@@ -146,7 +148,7 @@ class _Open:
     """A traceback that a speaker has begun to print."""
 
     def __init__(self) -> None:
-        self.frames: list[tuple[str, int, str]] = []
+        self.frames: list[Frame] = []
         self.sources: list[str] = []
         self.parts: list[ChainedException] = []
         self.first = self.seen = -1
@@ -234,7 +236,7 @@ class Tracebacks:
             state.first = line.at
         state.take_words(line)
         if match and state.waiting:
-            state.frames.append((match[1], int(match[2]), match[3] or ""))
+            state.frames.append(Frame(match[1], int(match[2]), match[3] or ""))
             state.sources.append("")
         elif state.sources and not (state.sources[-1] or _MARKS.match(text)):
             state.sources[-1] = text.strip()
@@ -284,15 +286,17 @@ class Tracebacks:
             self.cut.append(state.begun)
         if not state.parts or _GROUPED.search(state.parts[-1].raised.type):  # the exceptions of the group follow
             return
-        ignored = state.handled or any(each[2] in ("__del__", "_run_finalizers") for each in state.parts[0].frames[:1])
-        launcher = any(_LAUNCHER.search(frame[0]) for part in state.parts for frame in part.frames)
+        ignored = state.handled or any(
+            frame.function in ("__del__", "_run_finalizers") for frame in state.parts[0].frames[:1]
+        )
+        launcher = any(_LAUNCHER.search(frame.file) for part in state.parts for frame in part.frames)
         last = state.parts[-1].raised
         launcher |= (
             who.rank is None and last.type.endswith("CalledProcessError") and bool(_LAUNCHES.search(last.message))
         )
         launcher |= last.type == "Exception" and bool(_SPAWNER.match(last.message))
         parts, speaker = tuple(state.parts), state.speaker or who
-        files = [file for file, _, _ in parts[-1].frames]
+        files = [frame.file for frame in parts[-1].frames]
         evaluated = bool(files) and all(file[:1] == "<" and not file.startswith("<frozen") for file in files)
         logged = evaluated or (state.logged and not parts[-1].ended_program)
         self.done.append(Traceback(parts, speaker, ignored, logged, state.side, launcher))

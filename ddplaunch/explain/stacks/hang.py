@@ -22,7 +22,6 @@ from ddplaunch.explain.stacks.parse import (
     evidence_of,
     groups,
     is_at_its_end,
-    is_own,
     is_through,
     waits_for_program,
 )
@@ -181,7 +180,9 @@ def _with_those_late(diagnosis: Diagnosis, late_groups: Sequence[RankGroup]) -> 
     Before, it only said that others waited, or that they did so in different calls: `broadcast` and the like let a rank
     continue once it has what it needs, while another rank still waits.
     """
-    own = sorted(rank for group in late_groups for rank in group.ranks if any(map(is_own, group.stacks[0].main)))
+    own = sorted(
+        rank for group in late_groups for rank in group.ranks if any(frame.is_own for frame in group.stacks[0].main)
+    )
     complain = {int(number) for number in _WAITED.findall(diagnosis.what)}
     complain |= {int(number) for evidence in diagnosis.evidence for number in _FILE_OF.findall(evidence.file)}
     if diagnosis.rank is not None or not own or not complain.isdisjoint(own):
@@ -264,7 +265,7 @@ def _reason(group: RankGroup, busy: Mapping[int, float]) -> tuple[str, str]:
         "reads": stack.reads,
         "s": _is(alike, "s", ""),
     }
-    for below in groups(worker for worker in stack.workers if any(map(is_own, worker.main))):
+    for below in groups(worker for worker in stack.workers if any(frame.is_own for frame in worker.main)):
         if below.place.kind == "own":  # not a DataLoader worker that waits for its next index
             known |= {"below": f": one is {at_text(below)}", "place": below.place.code_line}
     words = say(name, **known)

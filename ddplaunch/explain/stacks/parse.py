@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from ddplaunch.explain.diagnosis import Evidence, UserCall, user_calls
+from ddplaunch.explain.diagnosis import Evidence, Frame, UserCall, user_calls
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import ranks_text
@@ -24,15 +24,6 @@ _DUMP = re.compile(r"Fatal Python error: |Timeout \([\d:.]+\)!")
 _NEAR = 12  # lines that may separate a crash's first line from its stacks
 EVIDENCE = 4  # places that a diagnosis lists
 _DUMPED = 400  # lines that the stacks of all threads may take
-
-
-@dataclass(frozen=True)
-class Frame:
-    """One call: file, line, and the function that contains it (qualified if the source tells)."""
-
-    file: str
-    line: int
-    function: str
 
 
 @dataclass(frozen=True)
@@ -113,10 +104,6 @@ def stack_text(stack: RankStack, who: str = "") -> str:
 Kind = Literal["collective", "meeting", "backward", "gpu", "loader", "own", "unknown"]
 
 _NEEDS_OTHERS: frozenset[Kind] = frozenset(("collective", "meeting", "backward", "gpu"))
-_LIBRARY = re.compile(
-    r"/(?:site|dist)-packages/|/lib(?:64)?/python3[^/]*/|^<(?!string>|stdin>)|/torch/(?:distributed|nn|utils|autograd|cuda)/"
-    r"|/ddplaunch/agent/"
-)
 _COLLECTIVES = re.compile(
     r"(?:all_reduce|all_gather|all_to_all|broadcast|gather|reduce|reduce_scatter|scatter)(?:_\w+)?"
     r"|(?:monitored_)?barrier|i?send|i?recv|batch_isend_irecv"
@@ -129,10 +116,10 @@ _DDP = "/torch/nn/parallel/distributed.py"
 IMPORTS_AGAIN = frozenset(("_fixup_main_from_path", "_fixup_main_from_name"))
 #: Functions of threading, concurrent.futures and multiprocessing.
 _AT_EXIT = frozenset(("_shutdown", "_python_exit", "_exit_function"))
+_TYPED = ("<string>", "<stdin>")  # a program that was not read from a file
 _WRAPPERS = frozenset(
     ("wrapper", "_wrapped_call_impl", "_call_impl", "decorate_context", "inner", "_fn", "inner_wrapper")
 )
-_CLASSES = {"dataloader.py": "DataLoader"}
 
 
 @dataclass(frozen=True)
@@ -168,14 +155,9 @@ class RankGroup:
         return tuple(stack.rank for stack in self.stacks)
 
 
-def is_own(frame: Frame) -> bool:
-    """Return whether the frame is in the user's code, not in a library."""
-    return not _LIBRARY.search(frame.file)
-
-
-def is_collective(file: str, function: str) -> bool:
+def is_collective(frame: Frame) -> bool:
     """Return whether a frame is in one of torch's collective functions."""
-    return "/torch/distributed/" in file and bool(_COLLECTIVES.fullmatch(function.rpartition(".")[2]))
+    return "/torch/distributed/" in frame.file and bool(_COLLECTIVES.fullmatch(frame.name))
 
 
 def place_of(stack: RankStack) -> CodePlace:
@@ -188,11 +170,11 @@ def place_of(stack: RankStack) -> CodePlace:
     if not frames:
         return CodePlace(stack.problem or "no Python frame", "unknown")
     # A program that is itself in a library, as with `-m`, has no frame of its own.
-    place = next((position for position, frame in enumerate(frames) if is_own(frame)), 0)
+    place = next((position for position, frame in enumerate(frames) if frame.is_own or frame.file in _TYPED), 0)
     frame, inner = frames[place], frames[:place]
-    kind = "own" if place == 0 and is_own(frame) else _kind(inner or frames)
+    kind = "own" if place == 0 and frame.is_own else _kind(inner or frames)
     call = _call(inner, kind) if inner else ""
-    text = f"{call} at {short(frame.file)}:{frame.line}" if call else _plain(frame)
+    text = f"{call} at {frame.at}" if call else frame.place
     return CodePlace(text, kind, frame.file, frame.line)
 
 
@@ -213,25 +195,13 @@ def groups(stacks: Iterable[RankStack]) -> tuple[RankGroup, ...]:
     return tuple(sorted(by_place.values(), key=order))
 
 
-def short(path: str) -> str:
-    """Return the file's name, with its folder if the name alone says nothing."""
-    parts = path.rsplit("/", 2)
-    return "/".join(parts[-2:]) if parts[-1] in ("__init__.py", "__main__.py") else parts[-1]
-
-
-def _plain(frame: Frame) -> str:
-    name = frame.function.rpartition(".")[2]
-    place = f"{short(frame.file)}:{frame.line}"
-    return place if name.startswith("<") else f"{place} in {name}"
-
-
 def _kind(inner: Sequence[Frame]) -> Kind:
     """Return what the library frames do; the outermost call decides, because the user made it."""
     for frame in reversed(inner):
-        name = frame.function.rpartition(".")[2]
+        name = frame.name
         if name in _MEETING:
             return "meeting"
-        if is_collective(frame.file, name):
+        if is_collective(frame):
             return "collective"
         if "/torch/" in frame.file and name in ("backward", "_engine_run_backward"):
             return "backward"
@@ -249,15 +219,14 @@ def _kind(inner: Sequence[Frame]) -> Kind:
 def _call(inner: Sequence[Frame], kind: Kind) -> str:
     """Return the function that the user's line called, skipping decorators; empty if it called no Python."""
     if kind == "collective":
-        calls = [frame.function.rpartition(".")[2] for frame in inner if is_collective(frame.file, frame.function)]
+        calls = [frame.name for frame in inner if is_collective(frame)]
         return calls[-1] if calls else "DDP's forward"
     if inner and inner[-1].file.startswith("<frozen importlib"):
         return "import"
     for frame in reversed(inner):
-        name = frame.function.rpartition(".")[2]
+        name = frame.name
         if name not in _WRAPPERS and not name.startswith("<"):
-            owner = _CLASSES.get(short(frame.file))
-            return f"{owner}.{name}" if owner and name.startswith("__") else name
+            return f"DataLoader.{name}" if frame.file.endswith("/dataloader.py") and name.startswith("__") else name
     return ""
 
 
@@ -265,13 +234,13 @@ def waits_for_program(stack: RankStack) -> bool:
     """Return whether the main thread waits for the end or the output of a program that it started."""
     if stack.kernel.lstrip("_") == "do_wait":  # not futex_do_wait, in which newer kernels wait for a lock
         return True
-    own_position = next((at for at, frame in enumerate(stack.main) if is_own(frame)), len(stack.main))
+    own_position = next((at for at, frame in enumerate(stack.main) if frame.is_own), len(stack.main))
     return any(frame.file.endswith("/subprocess.py") for frame in stack.main[:own_position])
 
 
 def is_through(stack: RankStack) -> bool:
     """Return whether a rank's program has ended and its interpreter waits for remaining threads and processes."""
-    return any(frame.function in _AT_EXIT for frame in stack.main) and not any(map(is_own, stack.main))
+    return any(frame.function in _AT_EXIT for frame in stack.main) and not any(frame.is_own for frame in stack.main)
 
 
 def is_at_its_end(stack: RankStack) -> bool:
@@ -303,8 +272,10 @@ def calls_of(stack: RankStack) -> tuple[UserCall, ...]:
 
 
 def _calls(innermost_first: Sequence[Frame], read_files: bool) -> tuple[UserCall, ...]:
-    frames = [(frame.file, frame.line, frame.function) for frame in innermost_first[::-1]]
-    return user_calls(frames, [linecache.getline(file, line).strip() for file, line, _ in frames] if read_files else ())
+    frames = innermost_first[::-1]
+    return user_calls(
+        frames, [linecache.getline(frame.file, frame.line).strip() for frame in frames] if read_files else ()
+    )
 
 
 def dumped_calls(lines: Sequence[Line], read_files: bool = False) -> tuple[UserCall, ...]:
