@@ -127,11 +127,14 @@ class Host:
         what, play = order["what"], self.play
         address = address_of(self.index)
         if what == "facts":
-            play.after(play.takes(play.script.facts_s), lambda: self.tell_facts(order.get("files", ())))
+            play.after(
+                play.takes(play.script.facts_s),
+                lambda: self.tell_facts([path for path, _ in order["question"]["sources"]]),
+            )
             return
         answers: dict[str, dict[str, Any]] = {
-            "listen": {"port": order.get("port") or 29500, "addresses": [address]},
-            "reach": {"reached": {name: [address, name] for name in order.get("addresses", ())}},
+            "listen": {"listening": {"port": order.get("port") or 29500, "addresses": [address]}},
+            "reach": {"reached": [[name, address, name] for name in order.get("addresses", ())]},
         }
         play.after(2 * play.script.round_trip_s, lambda: self.say(answers[what]))
 

@@ -54,16 +54,16 @@ host-session-failed: The session on a host ended before the host answered
     ddplaunch doctor` there by hand.
 host-lost: The session with a host ended, or fell silent, while its ranks were running
     The machine lost power or network, or its sshd was killed. Launcher and hosts exchange heartbeats every two seconds;
-    after a minute without one, each side ends the run. Remedy: read the log on the host.
+    after `--host-timeout` without one, each side ends the run. Remedy: read the log on the host.
 host-refused: A host refused its part of the launch
     Each host plans its own part again from its own facts, and something changed there after the check.
 launcher-cut-off: All hosts were lost at once, which points to the launcher's network
-    The hosts end the run when they hear nothing from the launcher for a minute. Remedy: launch from a machine that
-    stays connected, inside `tmux`, or with `ddplaunch submit`.
+    The hosts end the run when they hear nothing from the launcher for `--host-timeout`. Remedy: launch from a machine
+    that stays connected, inside `tmux`, or with `ddplaunch submit`.
 launcher-lost: The launcher of a run over several hosts died without recording why
-    The hosts end the run when the launcher's connection closes or stays silent for a minute. Remedy: launch from a
-    machine that stays up, inside `tmux`, or with `--detach`; `dmesg -T` and `last -x` on the launcher's machine show
-    what happened to it.
+    The hosts end the run when the launcher's connection closes or stays silent for `--host-timeout`. Remedy: launch
+    from a machine that stays up, inside `tmux`, or with `--detach`; `dmesg -T` and `last -x` on the launcher's machine
+    show what happened to it.
 launcher-stood-still: The launcher was stopped or asleep, so its hosts took it for dead
     A closed laptop lid or a suspended virtual machine also stops the launcher. Remedy: launch from a machine that does
     not sleep.

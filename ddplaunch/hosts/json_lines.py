@@ -11,9 +11,6 @@ from typing import Any
 
 #: Precedes a host's first message, because a shell's start-up files may print too.
 GREETING = b"\0ddplaunch-host-2\n"
-#: torchrun survives half a minute without network, and so does this: after such a cut, TCP resends lost data up to 26 s
-#: later, because it doubles its pause each time (RFC 6298, section 5.5).
-SILENCE_S = 60.0
 OF_SSH = 255  # ssh's own exit status
 _READ = 1 << 16
 

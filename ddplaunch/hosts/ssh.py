@@ -5,6 +5,7 @@ It is the user's own OpenSSH, with their configuration, keys, agent and jump hos
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -18,11 +19,11 @@ from ddplaunch.values.variable_names import own_command
 from ddplaunch.values.words import signal_name
 
 CONNECT_S = 10
+_ALIVE_S = 15  # ssh asks a silent server whether it is there
 _OPTIONS = (
     "BatchMode=yes",  # no prompts: there may be no user to answer
     f"ConnectTimeout={CONNECT_S}",
-    "ServerAliveInterval=15",
-    "ServerAliveCountMax=4",  # times 15 s: SILENCE_S of `json_lines`
+    f"ServerAliveInterval={_ALIVE_S}",
     "ClearAllForwardings=yes",  # a LocalForward in the user's configuration would collide with their other session
     "RequestTTY=no",
     "RemoteCommand=none",
@@ -31,16 +32,16 @@ _OPTIONS = (
 )
 
 
-def _options() -> list[str]:
-    return [word for option in _OPTIONS for word in ("-o", option)]
+def command(host: str, python: str, host_timeout_s: float = 60.0) -> list[str]:
+    """Return the command line that starts a session on ``host``; a shell of any kind understands its last word.
 
-
-def command(host: str, python: str) -> list[str]:
-    """Return the command line that starts a session on ``host``; a shell of any kind understands its last word."""
+    ssh gives up when it hears nothing of the host for ``host_timeout_s``.
+    """
     words = own_command(python, "ddplaunch.cli.hosts.serve")
     if "-P" in words:  # the interpreter on the host may be too old for it
         words.remove("-P")
-    options = _options()
+    patience = f"ServerAliveCountMax={math.ceil(host_timeout_s / _ALIVE_S)}"
+    options = [word for option in (*_OPTIONS, patience) for word in ("-o", option)]
     return ["ssh", "-T", *options, "--", host, f"exec env PYTHONSAFEPATH=1 {shlex.join(words)}"]
 
 
@@ -101,35 +102,96 @@ def failure(host: str, python: str, status: int | None, stderr_text: str, tries:
 
     ``stderr_text`` is the session's stderr, ``tries`` the number of attempts.
     """
-    module = _NO_MODULE.search(stderr_text)
-    if module is not None:
-        return error(
+    login = shlex.join(["ssh", host])
+    last, denied = _last_line(stderr_text), _last_line(stderr_text, _DENIED).rstrip(".")
+    removal, module = _REMOVAL.search(stderr_text), _NO_MODULE.search(stderr_text)
+    forget = removal[1] if removal else f"ssh-keygen -R {shlex.quote(host.rpartition('@')[2])}"
+    missing = (module[1] or module[2]).partition(".")[0] if module else ""
+    install = _installing(host, python, missing) if missing else ""
+    no_python = status in (126, 127) or (status != 255 and python in stderr_text and _NO_PYTHON.search(stderr_text))
+    cases = (
+        (
+            missing,
             "host-without-ddplaunch",
-            f"`{python}` has no module `{(module[1] or module[2]).partition('.')[0]}`",
-            why="every host runs its part of the launch with the same ddplaunch, in the environment that trains",
-            fix=f"`{_installing(host, python, (module[1] or module[2]).partition('.')[0])}`, or name the interpreter "
-            "that has it by `--python PATH`",
-            where=host,
-        )
-    if status in (126, 127) or (status != 255 and python in stderr_text and _NO_PYTHON.search(stderr_text)):
-        return error(
+            f"`{python}` has no module `{missing}`",
+            "every host runs its part of the launch with the same ddplaunch, in the environment that trains",
+            f"`{install}`, or name the interpreter that has it by `--python PATH`",
+        ),
+        (
+            no_python,
             "host-without-python",
             f"there is no interpreter `{python}`",
-            why="every host uses the interpreter of this launch unless another one is named",
-            fix="`--python PATH` with one that all hosts have",
-            where=host,
-        )
-    if tries > 1 and was_dropped(255, stderr_text):
-        return error(
+            "every host uses the interpreter of this launch unless another one is named",
+            "`--python PATH` with one that all hosts have",
+        ),
+        (
+            tries > 1 and was_dropped(255, stderr_text),
             "host-connections-dropped",
             f"{tries} connections to {host} were closed before ssh began",
-            why="its sshd, or that of its jump host, takes few logins at once (`MaxStartups`), or "
-            "something on the way counts connections",
-            fix="`MaxStartups 200` in `/etc/ssh/sshd_config` there, and `systemctl reload ssh`; where all go through "
-            "one jump host, `ControlMaster auto` and `ControlPersist 1m` for it in `~/.ssh/config`",
-            where=host,
-        )
-    return _connection_failure(host, shlex.join(["ssh", host]), status, stderr_text)
+            "its sshd, or that of its jump host, takes few logins at once (`MaxStartups`), or something on the way "
+            "counts connections",
+            "`MaxStartups 200` in `/etc/ssh/sshd_config` there, and `systemctl reload ssh`; where all go through one "
+            "jump host, `ControlMaster auto` and `ControlPersist 1m` for it in `~/.ssh/config`",
+        ),
+        (
+            _CHANGED.search(stderr_text),
+            "host-key-changed",
+            f"the host key of {host} is not the one that is known",
+            "the host was installed anew, or another machine answers in its place; ssh refuses to talk to it",
+            f"ask its administrator for the fingerprint; if it is right, `{forget}` and `{login}` once",
+        ),
+        (
+            _UNKNOWN_KEY.search(stderr_text),
+            "host-key-unknown",
+            f"the host key of {host} is not known",
+            "ssh would ask whether to trust it, and nobody is there to answer",
+            f"`{login}` once, and compare the fingerprint that it shows",
+        ),
+        (
+            _NO_NAME.search(stderr_text),
+            "host-name-unresolvable",
+            f"the name {host} cannot be resolved",
+            last,
+            "correct the name, or give it a `HostName` in `~/.ssh/config`",
+        ),
+        (
+            denied,
+            "host-login-denied",
+            f"{host} does not let this user in",
+            f"{denied}; passwords are not asked for, since nobody may be there to type them",
+            f"`ssh-copy-id {shlex.quote(host)}`, or `ssh-add` for a key with a passphrase; then `{login} true` works",
+        ),
+        (
+            _CLOSED.search(stderr_text),
+            "host-unreachable",
+            f"{host} cannot be reached",
+            last,
+            f"`{login} true` has to work first",
+        ),
+        (
+            status is None,
+            "host-unreachable",
+            f"{host} did not answer in time",
+            last or "its login, its shell's start-up files or its file system hang",
+            f"`{login} true` has to be quick and silent; `--join-timeout` for more time",
+        ),
+        (
+            status == 255 and not last,  # ssh's own status; it prints nothing when its server stops answering
+            "host-unreachable",
+            f"the connection to {host} broke off",
+            "ssh gave no reason, as when the host or the network goes away in the middle",
+            f"`{login} true` has to work first",
+        ),
+        (
+            True,
+            "host-session-failed",
+            f"the session on {host} ended with status {status}" + (f": {last}" if last else ""),
+            "ddplaunch could not start there",
+            f"`{login} true` has to work first",
+        ),
+    )
+    code, what, why, fix = next(words for applies, *words in cases if applies)
+    return error(code, what, why=why, fix=fix, where=host)
 
 
 def _installing(host: str, python: str, module: str) -> str:
@@ -189,68 +251,6 @@ def misunderstood(host: str, problem: str) -> Finding:
         f"{host} gave an answer that this ddplaunch does not understand: {problem}",
         why="the ddplaunch there is another version, or failed",
         fix="install the same version on all hosts",
-        where=host,
-    )
-
-
-def _connection_failure(host: str, login: str, status: int | None, stderr_text: str) -> Finding:
-    last, denied = _last_line(stderr_text), _last_line(stderr_text, _DENIED).rstrip(".")
-    removal = _REMOVAL.search(stderr_text)
-    forget = removal[1] if removal else f"ssh-keygen -R {shlex.quote(host.rpartition('@')[2])}"
-    for pattern, code, what, why, fix in (
-        (
-            _CHANGED,
-            "host-key-changed",
-            f"the host key of {host} is not the one that is known",
-            "the host was installed anew, or another machine answers in its place; ssh refuses to talk to it",
-            f"ask its administrator for the fingerprint; if it is right, `{forget}` and `{login}` once",
-        ),
-        (
-            _UNKNOWN_KEY,
-            "host-key-unknown",
-            f"the host key of {host} is not known",
-            "ssh would ask whether to trust it, and nobody is there to answer",
-            f"`{login}` once, and compare the fingerprint that it shows",
-        ),
-        (
-            _NO_NAME,
-            "host-name-unresolvable",
-            f"the name {host} cannot be resolved",
-            last,
-            "correct the name, or give it a `HostName` in `~/.ssh/config`",
-        ),
-        (
-            _DENIED,
-            "host-login-denied",
-            f"{host} does not let this user in",
-            f"{denied}; passwords are not asked for, since nobody may be there to type them",
-            f"`ssh-copy-id {shlex.quote(host)}`, or `ssh-add` for a key with a passphrase; then `{login} true` works",
-        ),
-        (_CLOSED, "host-unreachable", f"{host} cannot be reached", last, f"`{login} true` has to work first"),
-    ):
-        if pattern.search(stderr_text):
-            return error(code, what, why=why, fix=fix, where=host)
-    if status is None:
-        return error(
-            "host-unreachable",
-            f"{host} did not answer in time",
-            why=last or "its login, its shell's start-up files or its file system hang",
-            fix=f"`{login} true` has to be quick and silent",
-            where=host,
-        )
-    if status == 255 and not last:  # ssh's own status; it prints nothing when its server stops answering
-        return error(
-            "host-unreachable",
-            f"the connection to {host} broke off",
-            why="ssh gave no reason, as when the host or the network goes away in the middle",
-            fix=f"`{login} true` has to work first",
-            where=host,
-        )
-    return error(
-        "host-session-failed",
-        f"the session on {host} ended with status {status}" + (f": {last}" if last else ""),
-        why="ddplaunch could not start there",
-        fix=f"`{login} true` has to work first",
         where=host,
     )
 

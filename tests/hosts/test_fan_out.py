@@ -14,7 +14,8 @@ import pytest
 
 from ddplaunch.hosts.json_lines import GREETING, json_line
 from ddplaunch.hosts.session import collect
-from ddplaunch.hosts.session.collect import Question, ask_all
+from ddplaunch.hosts.session.answers import Question
+from ddplaunch.hosts.session.collect import ask_all
 from ddplaunch.hosts.session.each_host import EachHost
 from ddplaunch.hosts.session.fan_out import TRIES, FanOut, delay_s
 from ddplaunch.hosts.session.links import Link, Links, allow_many
@@ -47,7 +48,7 @@ def answering(folder: Path, drops: int) -> Callable[[str], list[str]]:
 def test_dropped_connections_are_tried_again(links: Links, tmp_path: Path) -> None:
     command = answering(tmp_path, 2)
     fan_out = FanOut(links, lambda name: links.open(name, command(name)), 60, most=4)
-    reached = fan_out.reach([f"host{number}" for number in range(6)])
+    reached = links.run(fan_out.reach([f"host{number}" for number in range(6)]))
     assert [each.name for each in reached] == [f"host{number}" for number in range(6)]
     assert all(each.greeted and each.tries == 3 for each in reached)
 
@@ -69,14 +70,15 @@ def test_dead_hosts_cost_the_others_nothing(links: Links, tmp_path: Path, monkey
     command, settled = answering(tmp_path, 0), []
 
     class Watched(FanOut):
-        def _settle(self, place: Any, status: int | None, *, greeted: bool = False) -> None:
-            settled.append(place.name)
-            super()._settle(place, status, greeted=greeted)
+        async def _reach(self, index: int, name: str) -> Link:
+            link = await super()._reach(index, name)
+            settled.append(name)
+            return link
 
     def start(name: str) -> Link:
         return links.open(name, ["sleep", "600"] if name.startswith("dead") else command(name))
 
-    reached = Watched(links, start, 2.5, most=2).reach(["dead0", "dead1", "dead2", "live0", "live1"])
+    reached = links.run(Watched(links, start, 2.5, most=2).reach(["dead0", "dead1", "dead2", "live0", "live1"]))
     assert [each.greeted for each in reached] == [False, False, False, True, True]
     assert set(settled[:2]) == {"live0", "live1"}  # although the dead ones took the whole window first
 
@@ -85,7 +87,7 @@ def test_another_end_is_no_drop(links: Links) -> None:
     def start(name: str) -> Link:
         return links.open(name, ["sh", "-c", "echo Permission denied >&2; exit 255"])
 
-    (reached,) = FanOut(links, start, 60).reach(["gpu-x"])
+    (reached,) = links.run(FanOut(links, start, 60).reach(["gpu-x"]))
     assert (reached.tries, reached.status, reached.greeted) == (1, 255, False)
 
 
@@ -117,7 +119,9 @@ def test_window_halves_once_for_a_burst_and_grows_again(links: Links, tmp_path: 
     for now in (10.0, 10.1, 10.2):
         order._dropped(now)
     assert order._free == 4
-    order.reach([f"host{number}" for number in range(48)])  # each that comes lets it grow by a part of its size
+    links.run(
+        order.reach([f"host{number}" for number in range(48)])
+    )  # each that comes lets it grow by a part of its size
     assert order._free == 8
     for now in range(100, 200):
         order._dropped(float(now))
@@ -152,7 +156,7 @@ def test_a_machine_that_starts_no_more_says_so(links: Links) -> None:
         return links.open(name, ["sleep", "600"])
 
     with pytest.raises(RefusedError) as refused:
-        FanOut(links, start, 60).reach(["host0", "host1", "host2"])
+        links.run(FanOut(links, start, 60).reach(["host0", "host1", "host2"]))
     assert refused.value.findings[0].what == (
         "after 2 sessions this machine starts no more: Resource temporarily unavailable"
     )
@@ -185,5 +189,5 @@ def test_a_host_without_an_echo_is_waited_for_once(
         sent.append(message["what"])
 
     link.send = send  # type: ignore[method-assign]
-    assert collect._clocks(links, [link]) == {}
+    assert links.run(collect._clock(link)) == collect._UNKNOWN_CLOCK
     assert sent == ["clock"]

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
-import pytest
-
 from ddplaunch.hosts.json_lines import GREETING, message_in
 from ddplaunch.hosts.session import collect
-from ddplaunch.hosts.session.collect import Question, ask_all, meet
-from ddplaunch.hosts.session.links import Event, Link, Links
+from ddplaunch.hosts.session.answers import Question
+from ddplaunch.hosts.session.collect import ask_all, meet
+from ddplaunch.hosts.session.links import Link, Links
 from ddplaunch.hosts.session.start_hosts import LaunchOnHosts
 from ddplaunch.machine.facts import ProbeRequest
 from ddplaunch.planning.hosts_plan import Meeting
+from tests.hosts.launching import links
+
+__all__ = ["links"]  # a fixture
 
 _RAW = (b"", b"NaN", b"\xff\xfe", b"[" * 100_000, b'{"status": ' * 20_000, b'{"status": 1e999, "wall": NaN, "sent": 0}')
 _VALUES: tuple[Any, ...] = (
@@ -41,7 +45,7 @@ _VALUES: tuple[Any, ...] = (
 )
 _NAMES = (
     *("id", "status", "sent", "wall", "port", "addresses", "reached", "at", "facts", "report"),
-    *("problem", "port_problem", "killed"),
+    *("problem", "listening", "killed"),
 )
 
 
@@ -55,64 +59,41 @@ def body(chance: random.Random) -> bytes:
 class Peer:
     """A session in which everything that is sent is lost."""
 
-    name, closed, said, heard_s = "host", False, b"", 0.0
-    status: int | None = 0
+    stderr_text, stderr_end, heard_s = "", b"", time.monotonic()
+
+    def __init__(self, name: str, chance: random.Random) -> None:
+        self.name, self._chance = name, chance
+        self.status = chance.choice((None, -9, 0, 7, 255, 256))
 
     def send(self, *_: object) -> None:
         """Send nothing."""
 
     kill = close = send
 
-    def hand_over(self, *_: object, **order: object) -> None:
-        """Start nothing."""
+    async def ask(self, *_: object) -> dict[str, Any]:
+        return message_in(body(self._chance))
 
-    def reap(self, _: float) -> int | None:
-        return self.status
-
-
-class Sessions:
-    """Sessions that hand out ``events``, and then nothing."""
-
-    def __init__(self, events: Iterator[Event]) -> None:
-        self._events = events
-
-    def wait(self, _: float) -> list[Event]:
-        return [event] if (event := next(self._events, None)) else []
-
-    def close(self, link: Peer) -> None:
-        """Close nothing."""
-
-    def keep_alive(self, wanted: object) -> list[Link]:
-        return []
+    def hand_over(self, what: str, receive: Callable[..., None], **order: object) -> None:
+        """Start nothing, but say it all."""
+        for _ in "12345":
+            receive(self, self._chance.choice(("out", "err")), body(self._chance))
+        receive(self, "end", b"")
 
 
-def test_a_launch_ends_whatever_a_host_says() -> None:
+def test_a_launch_ends_whatever_a_host_says(links: Links) -> None:
     for seed in range(300):
-        chance = random.Random(seed)
-        peer: Any = Peer()
-        peer.status = chance.choice((None, -9, 0, 7, 255, 256))
-        said = [Event(peer, chance.choice(("message", "out", "err")), body(chance)) for _ in "12345"]
-        links = cast(Links, Sessions(iter([*said, Event(peer, "end")])))
-        made = LaunchOnHosts(links, [peer], lambda *_: None, 1.0)
-        (end,) = made.run([{}])
+        peer = Peer("host", random.Random(seed))
+        (end,) = LaunchOnHosts(links, [cast(Link, peer)], lambda *_: None, 1.0, 60.0).run([{}])
         assert end.status == peer.status if peer.status in (0, 7) else end.lost is not None
 
 
-def test_a_meeting_is_one_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_meeting_is_one_or_is_refused(links: Links) -> None:
     for seed in range(500):
         chance = random.Random(seed)
-
-        def replies(_: object, asked: list[Peer], *__: object, chance: random.Random = chance) -> Iterator[Any]:
-            for each in asked:
-                yield each.name, message_in(body(chance))
-
-        monkeypatch.setattr(collect, "replies", replies)
-        first, second = Peer(), Peer()
-        second.name = "other"
-        asked = [cast(Link, first), cast(Link, second)]
-        found = meet(cast(Links, None), asked, None, None)
+        asked = [cast(Link, Peer(name, chance)) for name in ("host", "other")]
+        found = links.run(meet(asked, None, None))
         assert isinstance(found, Meeting) or found[0].code.startswith(("host", "port"))
-        assert {clock[0] == clock[0] for clock in collect._clocks(cast(Links, None), asked).values()} <= {True}
+        assert all(math.isfinite(clock[0]) for clock in (links.run(collect._clock(link)) for link in asked))
 
 
 SAYS = "import sys; sys.stdout.buffer.write(bytes.fromhex(sys.argv[1])); sys.stdout.flush()"

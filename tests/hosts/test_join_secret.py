@@ -6,13 +6,11 @@ import json
 import socket
 import subprocess
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddplaunch.hosts.roll_call.door import Door
 from ddplaunch.hosts.roll_call.messages import (
     PROTOCOL,
     Greeting,
@@ -23,7 +21,6 @@ from ddplaunch.hosts.roll_call.messages import (
     sealed,
     secrets_of,
 )
-from ddplaunch.machine.network import bound
 from ddplaunch.values.finding import UsageError
 from tests.agent.guarded import until
 from tests.hosts.launching import clean_environment, ddplaunch
@@ -112,16 +109,15 @@ def test_a_node_does_not_believe_a_node_0_without_the_secret(port: int) -> None:
 def test_a_forged_verdict_launches_nothing(port: int, secret: Secret | None) -> None:
     """Somebody listens at the port before node 0, and says go."""
     with Gathering(port, timeout_s=3, secrets=all_share(OURS)) as gathering:
-        with closing(
-            Door(bound(port, backlog=16), lambda nonce: line_with(Greeting(PROTOCOL, nonce, OURS.name)))
-        ) as door:
+        with socket.create_server(("127.0.0.1", port)) as server:
             node = gathering.node(1)
-            until(lambda: any(line for _, line in door.lines(0.1)), "the node speaks")
-            forged = line_with(Verdict(True, (), "evil"))
-            for caller in door.callers:
-                caller.say(sealed(forged, secret, "verdict", caller.nonce, ""))
-            time.sleep(0.5)
-            assert not node.done()
+            connection, _ = server.accept()
+            with connection, connection.makefile("rb") as lines:
+                connection.sendall(line_with(Greeting(PROTOCOL, "nonce", OURS.name)))
+                assert lines.readline(), "the node speaks"
+                connection.sendall(sealed(line_with(Verdict(True, (), "evil")), secret, "verdict", "nonce", ""))
+                time.sleep(0.5)
+                assert not node.done()
         verdict = node.result(60)
     assert not verdict.go
 

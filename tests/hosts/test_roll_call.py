@@ -7,15 +7,14 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from ddplaunch.hosts.roll_call.door import Door
 from ddplaunch.hosts.roll_call.messages import (
     PROTOCOL,
     Greeting,
+    Hello,
     Verdict,
     line_with,
     read_message,
@@ -23,7 +22,6 @@ from ddplaunch.hosts.roll_call.messages import (
     secrets_of,
     unsealed,
 )
-from ddplaunch.machine.network import bound
 from tests.agent.guarded import until
 from tests.hosts.launching import clean_environment, ddplaunch
 from tests.hosts.roll_calls import WORDS, Gathering, hello
@@ -33,11 +31,6 @@ from tests.ports import free_port
 @pytest.fixture
 def port() -> int:
     return free_port()
-
-
-def greeting(nonce: str) -> bytes:
-    """Return how node 0 greets where no secret is needed."""
-    return line_with(Greeting(PROTOCOL, nonce))
 
 
 def test_all_come_and_the_port_is_free_at_once(port: int) -> None:
@@ -127,15 +120,16 @@ def _knock(port: int, data: bytes) -> socket.socket:
 
 
 def test_a_line_without_end_is_cut_off(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddplaunch.hosts.roll_call.door._FIRST_LINE_S", 600.0)  # not because its time is over
-    with closing(Door(bound(port, backlog=16), greeting)) as door, _knock(port, b"x" * 200_000) as connection:
-        until(lambda: any(line is None for _, line in door.lines(0.1)), "a line is cut off")
-        assert not door.callers
-        connection.settimeout(10)
-        with pytest.raises(OSError):
-            while connection.recv(1 << 16):
-                pass
-            raise OSError("closed")
+    monkeypatch.setattr("ddplaunch.hosts.roll_call.call._FIRST_LINE_S", 600.0)  # not because its time is over
+    with Gathering(port) as gathering:
+        first = gathering.node(0)
+        with _knock(port, b"x" * 200_000) as connection:
+            connection.settimeout(10)
+            with pytest.raises(OSError, match=r"closed|reset"):
+                while connection.recv(1 << 16):
+                    pass
+                raise OSError("closed")
+        assert all(node.result(60).go for node in (first, gathering.node(1), gathering.node(2)))
 
 
 def test_a_node_goes_and_comes_back(port: int) -> None:
@@ -173,9 +167,12 @@ def test_another_launch_is_refused_with_what_differs(port: int) -> None:
 
 def test_a_node_waits_for_a_node_0_that_comes_back(port: int) -> None:
     with Gathering(port) as gathering:
-        with closing(Door(bound(port, backlog=16), greeting)) as door:  # a node 0 that is killed
+        with socket.create_server(("127.0.0.1", port)) as server:  # a node 0 that is killed
             node = gathering.node(1)
-            until(lambda: any(line for _, line in door.lines(0.1)), "the node speaks")
+            connection, _ = server.accept()
+            with connection, connection.makefile("rb") as lines:
+                connection.sendall(line_with(Greeting(PROTOCOL, "nonce")))
+                assert read_message(lines.readline(), Hello), "the node speaks"
         first = gathering.node(0)  # and comes back
         gathering.until(0, 2)
         assert any("went away" in (status.note or "") for status in gathering.shown[1])

@@ -11,6 +11,7 @@ import sys
 import tarfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ import pytest
 
 from ddplaunch.cli.hosts.serve import send_record
 from ddplaunch.hosts.json_lines import GREETING, LineReader, json_line, message_in
-from ddplaunch.hosts.session.answers import reached
-from ddplaunch.hosts.session.collect import Question, ask_all, clock_of, meet
+from ddplaunch.hosts.session.answers import Question, reached
+from ddplaunch.hosts.session.collect import ask_all, clock_of, meet
 from ddplaunch.hosts.session.links import Link, Links
 from ddplaunch.hosts.ssh import command, failure
 from ddplaunch.machine.facts import ProbeRequest
@@ -31,27 +32,48 @@ from tests.hosts.launching import SERVICE, links, stand_in
 __all__ = ["links"]  # a fixture
 
 
+def printing(links: Links, data: bytes) -> Link:
+    """Return a session with a host that prints ``data`` byte by byte, and then says nothing."""
+    program = "import sys, time\nfor byte in sys.stdin.buffer.read(int(sys.argv[1])):\n"
+    program += "    sys.stdout.buffer.write(bytes([byte]))\n    sys.stdout.flush()\ntime.sleep(600)"
+    link = links.open("host", [sys.executable, "-ISc", program, str(len(data))])
+    assert link.process.stdin is not None
+    os.write(link.process.stdin.fileno(), data)
+    return link
+
+
+def begins(links: Links, link: Link, patience_s: float = 60.0) -> bool:
+    return links.run(link.begins(time.monotonic() + patience_s))
+
+
+def answer(links: Links, link: Link) -> dict[str, Any] | None:
+    return links.run(link.ask({}, time.monotonic() + 60))
+
+
 def test_messages_arrive_in_pieces_and_behind_noise(links: Links) -> None:
-    link, found = links.open("host", ["true"]), []
-    for byte in b"Welcome to the cluster!\n" + GREETING + json_line({"id": 1}) + b"\n[1]\n":
-        found += list(link.lines(bytes([byte])))
-    assert list(map(message_in, found)) == [{"id": 1}, {}, {}]
-    assert link.before == b"Welcome to the cluster!\n"
+    link = printing(links, b"Welcome to the cluster!\n" + GREETING + json_line({"id": 1}) + b"\n[1]\n")
+    assert begins(links, link)
+    assert [answer(links, link) for _ in range(3)] == [{"id": 1}, {}, {}]
+
+
+def test_what_a_shell_prints_in_the_place_of_the_greeting_is_kept(links: Links) -> None:
+    link = links.open("host", ["echo", "Welcome to the cluster!"])
+    assert not begins(links, link) and link.status == 0
+    assert link.before == b"Welcome to the cluster!\n" and "Welcome" in link.stderr_text
 
 
 def test_what_comes_without_the_greeting_is_no_message(links: Links) -> None:
-    link = links.open("host", ["true"])
-    assert list(link.lines(json_line({"facts": "forged"}) * 1000)) == [] and not link.greeted
-    assert list(link.lines(GREETING[1:] + json_line({"facts": "forged"}))) == []
-    assert list(link.lines(GREETING)) == [] and link.greeted
+    forged = json_line({"facts": "forged"})
+    link = printing(links, forged * 10 + GREETING[1:] + forged + GREETING + json_line({"id": 1}))
+    assert begins(links, link) and answer(links, link) == {"id": 1}
+    assert not begins(links, printing(links, forged + GREETING[1:] + forged), patience_s=1.0)
 
 
 def test_a_line_that_never_ends_is_refused(links: Links, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddplaunch.hosts.session.links._LONGEST_LINE", 100)
-    link = links.open("host", ["true"])
-    list(link.lines(GREETING))
-    with pytest.raises(ValueError, match="a line of more than 100 bytes"):
-        list(link.lines(b"x" * 101))
+    link = printing(links, GREETING + b"x" * 101)
+    assert begins(links, link) and answer(links, link) is None
+    assert "sent more than 100 bytes" in link.stderr_text
     reading, writing = os.pipe()
     os.write(writing, b"short\n" + b"y" * 60)
     lines = LineReader(reading, 50)
@@ -127,11 +149,11 @@ def test_hosts_answer_with_their_facts_and_meet(links: Links, tmp_path: Path) ->
         assert report.sources == (("train.py", report.script), ("lacking.py", "missing"))
         assert report.sources_here == sources[:1]
         assert abs(report.clock_ahead_s) <= report.clock_unsure_s + 0.1
-    meeting = meet(links, gathered.links, None, "127.0.0.1")
+    meeting = links.run(meet(gathered.links, None, "127.0.0.1"))
     assert isinstance(meeting, Meeting) and meeting.local == ("127.0.0.1", "127.0.0.1")
-    taken = meet(links, gathered.links, meeting.port, "127.0.0.1")
+    taken = links.run(meet(gathered.links, meeting.port, "127.0.0.1"))
     assert isinstance(taken, Meeting) and taken.port == meeting.port  # the first meeting gave it back
-    (apart,) = meet(links, gathered.links, None, "127.255.0.9 ")  # type: ignore[misc]
+    (apart,) = links.run(meet(gathered.links, None, "127.255.0.9 "))  # type: ignore[misc]
     assert (apart.code, apart.where) == ("hosts-not-connected", ("host-b",))
 
 
@@ -158,65 +180,65 @@ def test_clock() -> None:
     assert clock_of({"sent": 100.0, "wall": 160.5}, 101.0) == (60.0, 0.5)
 
 
-ORDER = {"python": sys.executable, "run_id": "none-such", "token": "", "grace_s": 0.5, "record": ""}
+class Program:
+    """The service with an interpreter in which ``on_host`` is ``program``; ``printed`` is by stream."""
+
+    def __init__(self, links: Links, python: str) -> None:
+        self._links, self.printed = links, {"out": b"", "err": b"", "end": b""}
+        self.link = links.open("host", SERVICE)
+        order = {"run_id": "none-such", "token": "", "grace_s": 0.5, "record": "", "host_timeout_s": 60.0}
+        self.link.hand_over("launch", self._take, **order, python=python)
+
+    def _take(self, link: Link, kind: str, data: bytes) -> None:
+        self.printed[kind] += data
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait until ``condition()`` while the sessions go on."""
+
+        def holds() -> bool:
+            self._links.run(self._links.arrival(0.1))
+            return condition()
+
+        until(holds, what, 60)
+
+    def ended(self) -> tuple[bytes, bytes, int | None]:
+        """Return what was printed, behind the greeting, and the status of the session."""
+        self.until(lambda: self.link.over, "the program ended")
+        return self.printed["out"].removeprefix(GREETING), self.printed["err"], self.link.status
 
 
-def launched(links: Links, tmp_path: Path, program: str) -> Link:
-    """Start the service with an interpreter in which ``on_host`` is ``program``."""
-    link = links.open("host", SERVICE)
-    link.hand_over("launch", **{**ORDER, "python": stand_in(tmp_path, program)})
-    return link
-
-
-def until_ended(links: Links) -> tuple[bytes, bytes, int | None]:
-    """Return what was printed, behind the greeting, and the status of the session."""
-    out = err = b""
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        for event in links.wait(1.0):
-            out += event.body if event.kind == "out" else b""
-            err += event.body if event.kind == "err" else b""
-            if event.kind == "end":
-                return out.removeprefix(GREETING), err, event.link.reap(10)
-    raise AssertionError("it did not end")
+def launched(links: Links, tmp_path: Path, program: str) -> Program:
+    return Program(links, stand_in(tmp_path, program))
 
 
 def test_output_and_status_arrive(links: Links, tmp_path: Path) -> None:
-    link = launched(links, tmp_path, "printf 'a\\0b'; echo oops >&2; sleep 1; exit 7")
+    program = launched(links, tmp_path, "printf 'a\\0b'; echo oops >&2; sleep 1; exit 7")
     for _ in range(5):
-        link.send({})  # beats are answered, and the answers are not shown
-    assert until_ended(links) == (b"a\0b", b"oops\n", 7)
+        program.link.send({})  # beats are answered, and the answers are not shown
+    assert program.ended() == (b"a\0b", b"oops\n", 7)
 
 
 def test_the_status_that_ssh_keeps_for_itself_is_not_taken_for_a_loss(links: Links, tmp_path: Path) -> None:
-    launched(links, tmp_path, "exit 255")
-    assert until_ended(links)[2] == 254
+    assert launched(links, tmp_path, "exit 255").ended()[2] == 254
 
 
 def test_what_cannot_be_started_says_why(links: Links, tmp_path: Path) -> None:
-    links.open("host", SERVICE).hand_over("launch", **{**ORDER, "python": str(tmp_path / "none")})
-    out, err, status = until_ended(links)
+    out, err, status = Program(links, str(tmp_path / "none")).ended()
     assert (out, status) == (b"", 126) and b"No such file or directory" in err
 
 
 def test_a_program_that_ignores_sigterm_is_killed_when_asked(links: Links, tmp_path: Path) -> None:
-    link = launched(links, tmp_path, "trap '' TERM; echo up; while :; do sleep 0.1; done")
-    while not any(b"up" in event.body for event in links.wait(1.0)):
-        continue
-    link.send({"signal": signal.SIGKILL})
-    assert until_ended(links)[2] == 128 + signal.SIGKILL
+    program = launched(links, tmp_path, "trap '' TERM; echo up; while :; do sleep 0.1; done")
+    program.until(lambda: b"up" in program.printed["out"], "the program runs")
+    program.link.send({"signal": signal.SIGKILL})
+    assert program.ended()[2] == 128 + signal.SIGKILL
 
 
 def test_the_program_ends_with_its_service(links: Links, tmp_path: Path) -> None:
-    link = launched(links, tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 600")
+    program = launched(links, tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 600")
     path = tmp_path / "pid"
-
-    def started() -> bool:
-        links.wait(0.1)
-        return path.exists() and path.read_text().endswith("\n")
-
-    until(started, "the program runs")
-    link.process.kill()
+    program.until(lambda: path.exists() and path.read_text().endswith("\n"), "the program runs")
+    program.link.kill()
     until(lambda: not runs(int(path.read_text())), "the program ended")
 
 

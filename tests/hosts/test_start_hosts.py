@@ -27,7 +27,8 @@ class Launch:
     def run(self) -> tuple[HostEnd, int | None]:
         order = {"python": self._python, "run_id": "none-such", "token": "", "grace_s": 60.0, "record": ""}
         with Links() as links:
-            made = LaunchOnHosts(links, [links.open("host", SERVICE)], self._show, 60.0, self._say)
+            host = links.open("host", SERVICE)
+            made = LaunchOnHosts(links, [host], self._show, 60.0, 60.0, self._say)
             with made.handling():
                 (end,) = made.run([order])
         return end, made.interrupted
@@ -75,7 +76,7 @@ def test_what_is_waited_for_is_said_and_a_second_ctrl_c_ends_it(
 def test_standstill_is_noticed_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     now: dict[str, Any] = {"s": 100.0}
     monkeypatch.setattr(start_hosts, "_awake_s", lambda: now["s"])
-    standstill = Standstill()
+    standstill = Standstill(55.0)
     for moment_s, recent_s in ((100.2, 0.0), (150.0, 0.0), (225.0, 75.0), (245.0, 75.0), (345.0, 100.0)):
         now["s"] = moment_s
         standstill.look()

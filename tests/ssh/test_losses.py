@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -25,7 +26,7 @@ def test_what_goes_without_a_word(tmp_path: Path) -> None:
     with lab(3, tmp_path) as made:
         made.write("wait.py", WAIT)
         dead, cut_off, left = made.hosts
-        run = Launched(made, "losses", "3x1", "--max-restarts", "1", "--grace", "5")
+        run = Launched(made, "losses", "3x1", "--max-restarts", "1", "--grace", "5", "--host-timeout", "60")
         run.all_ready()
         made.power_off(dead)
         made.cut(cut_off)
@@ -41,7 +42,7 @@ def test_a_launcher_that_sleeps(tmp_path: Path) -> None:
     with lab(1, tmp_path) as made:
         made.write("wait.py", WAIT)
         (left,) = made.hosts
-        run = Launched(made, "asleep", "1", "--hosts", left.name, "--grace", "90")
+        run = Launched(made, "asleep", "1", "--hosts", left.name, "--grace", "90", "--host-timeout", "60")
         run.ready(0, left)
         launcher = run.launcher
         os.kill(launcher, signal.SIGSTOP)
@@ -54,7 +55,7 @@ def test_a_launcher_that_sleeps(tmp_path: Path) -> None:
         assert run.outcome["diagnosis"]["code"] == "launcher-stood-still", run.said
 
 
-#: Sums with the other ranks ten times a second until it may end.
+#: Counts steps and sums with the other ranks ten times a second until it may end.
 GOES_ON = """
 import os, time
 from pathlib import Path
@@ -62,8 +63,10 @@ import torch
 import torch.distributed as dist
 dist.init_process_group("gloo")
 Path(f"ready-{dist.get_rank()}").write_text(str(os.getpid()))
-over = torch.zeros(1)
+over, step = torch.zeros(1), 0
 while not over:
+    step += 1
+    print("rank", dist.get_rank(), "step", step, flush=True)
     time.sleep(0.1)
     over.fill_(Path("over").exists())
     dist.all_reduce(over)
@@ -75,7 +78,7 @@ CUT_S = 25.0
 def test_a_network_that_is_cut_for_a_while_ends_nothing(tmp_path: Path) -> None:
     with lab(2, tmp_path) as made:
         made.write("goes_on.py", GOES_ON)
-        run = Launched(made, "cut", "2x1", script=("goes_on.py",))
+        run = Launched(made, "cut", "2x1", "--show", "all", script=("goes_on.py",))
         run.all_ready()
         made.cut(made.hosts[1])
         time.sleep(CUT_S)
@@ -85,6 +88,11 @@ def test_a_network_that_is_cut_for_a_while_ends_nothing(tmp_path: Path) -> None:
         assert run.ended(120) == 0, run.said
         assert run.outcome["state"] == "succeeded" and not run.outcome["notes"]
         made.nothing_left("cut", 30)
+        for rank in (0, 1):
+            recorded = (run.record / f"node-{rank}" / "attempt-0" / f"rank-{rank}.out").read_text()
+            for printed in (recorded, run.out.read_text()):
+                steps = [int(number) for number in re.findall(rf"^(?:\[.*\] )?rank {rank} step (\d+)$", printed, re.M)]
+                assert len(steps) > 2 and steps == list(range(1, len(steps) + 1)), "in order, nothing twice"
 
 
 def _explained(made: Lab, run_id: str) -> str:

@@ -44,7 +44,7 @@ def lost(end: HostEnd, ends: Sequence[HostEnd]) -> Diagnosis:
             "observed",
             f"this launcher stood still for {duration_text(end.still_s)}, and the run ended meanwhile",
             "a machine that sleeps, or a process that is stopped, sends nothing; hosts that hear nothing of their "
-            "launcher for a minute end what it started there",
+            "launcher for `--host-timeout` end what it started there",
             _AWAKE,
             host=socket.gethostname(),
         )
@@ -88,8 +88,8 @@ def launcher_lost(directory: Path) -> Diagnosis | None:
         "launcher-lost",
         "likely",
         f"the launcher on {launched.host} died, and {hosts} ended the run",
-        "hosts that hear nothing of their launcher for a minute, or whose connection to it closes, end what it started "
-        "there; it left no word of its own, as after `kill -9`, a loss of power or of memory",
+        "hosts that hear nothing of their launcher for `--host-timeout`, or whose connection to it closes, end what it "
+        "started there; it left no word of its own, as after `kill -9`, a loss of power or of memory",
         (*_AWAKE, "`dmesg -T | grep -iE 'oom|killed process'` there for memory, `last -x` for its restarts"),
         host=launched.host,
     )

@@ -1,13 +1,12 @@
-"""``python -m ddplaunch.cli.hosts.on_host FD``: one host's part of a launch over several, as the launcher decided it.
+"""``python -m ddplaunch.cli.hosts.on_host``: one host's part of a launch over several, as the launcher decided it.
 
-It reads the launch from a descriptor, checks it against this machine, and becomes torchrun. The launcher decides
+It reads the launch from stdin, checks it against this machine, and becomes torchrun. The launcher decides
 whatever all hosts share, and reports the outcome.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import Any, NoReturn
 
@@ -40,16 +39,14 @@ def on_host(order: dict[str, Any]) -> NoReturn:
     record_and_execute(prepared, prepared.launch, environment, lock, order["argv"], order["token"], silent=True)
 
 
-def main(descriptor: int) -> int:
-    """Launch from ``descriptor``; return an exit status only where nothing could be launched."""
-    with os.fdopen(descriptor, "rb") as file:
-        order = json.load(file)
+def main() -> int:
+    """Launch from stdin; return an exit status only where nothing could be launched."""
     try:
-        on_host(order)
+        on_host(json.load(sys.stdin.buffer))
     except DdplaunchError as problem:
         tell_findings(problem.findings)
         return problem.status
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main())

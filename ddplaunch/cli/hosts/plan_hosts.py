@@ -23,8 +23,8 @@ from ddplaunch.cli.prepare import (
     situation_of,
 )
 from ddplaunch.hosts.hostlist import Host, chosen, from_file, from_words
-from ddplaunch.hosts.session.answers import digest_of_file
-from ddplaunch.hosts.session.collect import Gathered, Question, ask_all, meet
+from ddplaunch.hosts.session.answers import Question, digest_of_file
+from ddplaunch.hosts.session.collect import Gathered, ask_all, meet
 from ddplaunch.hosts.session.links import Link, Links
 from ddplaunch.hosts.ssh import alike, command, ssh_missing
 from ddplaunch.planning.hosts_plan import HostReport, Meeting, forwarded, part
@@ -35,8 +35,8 @@ from ddplaunch.values.finding import Finding, RefusedError, UsageError, usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable, value_of
 
-_FACTS_S = 20.0  # for a host to answer
-_TORCH_S = 90.0  # for a host to import torch as well
+_HOST_TIMEOUT_S = 300.0
+_JOIN_S = 60.0  # for a host to answer, by default
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,18 @@ class AskedHosts:
     chdir: str | None = None
     python: str | None = None
     join_timeout: float | None = None
+    #: After a cut, TCP resends what was lost only after as long again, two minutes at most (RFC 6298, section 5.5).
+    host_timeout: float | None = None
 
     @property
     def interpreter(self) -> str:
         """The path of Python on every host."""
         return self.python or sys.executable
+
+    @property
+    def patience_s(self) -> float:
+        """How long nothing may be heard of a host before it is lost."""
+        return self.host_timeout or _HOST_TIMEOUT_S
 
     @property
     def directory(self) -> str:
@@ -133,7 +140,7 @@ class LaunchedHosts:
 
     def facts(self, *, torch: bool = False) -> Gathered:
         """Ask all hosts at once for their facts. Raises UsageError where there is no ssh."""
-        target, deadline_s = self._target, self._asked.join_timeout or (_TORCH_S if torch else _FACTS_S)
+        target = self._target
         question = Question(
             request=replace(
                 probe_request(self._options, {}, import_torch=torch),
@@ -146,11 +153,11 @@ class LaunchedHosts:
             script=target.name if target is not None and target.kind == "script" else None,
             sources=self._sources(),
             env=forwarded(os.environ),
-            deadline_s=deadline_s,
+            deadline_s=self._asked.join_timeout or _JOIN_S,
         )
 
         def start(name: str) -> Link:
-            return self._links.open(name, command(name, self._asked.interpreter))
+            return self._links.open(name, command(name, self._asked.interpreter, self._asked.patience_s))
 
         try:
             return ask_all(self._links, list(self._hosts), start, question)
@@ -160,7 +167,7 @@ class LaunchedHosts:
     def meeting(self, gathered: Gathered) -> Meeting | tuple[Finding, ...]:
         """Return where the hosts that answered meet, or findings that explain why they cannot."""
         port, address = value_of(self._options.master_port, None), value_of(self._options.master_addr, None)
-        return meet(self._links, gathered.links, port, address)
+        return self._links.run(meet(gathered.links, port, address))
 
     def plan(self, gathered: Gathered) -> Planned:
         """Decide each host's part and check it. Raises RefusedError where the hosts cannot meet."""

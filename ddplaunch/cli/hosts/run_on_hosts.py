@@ -30,8 +30,8 @@ from ddplaunch.cli.prepare import errors, record_directory
 from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.cli.which_run import bring
-from ddplaunch.hosts.session.links import Link, Links, allow_many
-from ddplaunch.hosts.session.start_hosts import HostEnd, LaunchOnHosts, terminal_size
+from ddplaunch.hosts.session.links import Links, allow_many
+from ddplaunch.hosts.session.start_hosts import HostEnd, LaunchOnHosts
 from ddplaunch.planning.hosts_plan import names_text, options_json, sized
 from ddplaunch.records.directory import path_text, runs_directory
 from ddplaunch.records.first_failure import steady_s
@@ -86,7 +86,7 @@ def run_on_hosts(
             return ExitStatus.REFUSED
         if dry_run:
             return _print(planned, json, plan_only)
-        return _launch(links, planned, script, begun_s)
+        return _launch(links, planned, script, begun_s, asked_hosts.patience_s)
 
 
 def _print(planned: Planned, json: bool, plan_only: bool) -> int:
@@ -105,7 +105,7 @@ def _print(planned: Planned, json: bool, plan_only: bool) -> int:
     return ExitStatus.DONE
 
 
-def _launch(links: Links, planned: Planned, script: list[str], begun_s: float) -> int:
+def _launch(links: Links, planned: Planned, script: list[str], begun_s: float, host_timeout_s: float) -> int:
     parts, facts, launch = planned.parts, planned.parts[0].report.facts, planned.parts[0].launch
     base = runs_directory(value_of(launch.options.run_dir, None))
     directory = record_directory(base, launch.run_id)
@@ -116,43 +116,35 @@ def _launch(links: Links, planned: Planned, script: list[str], begun_s: float) -
     show_launch(of_all, planned.findings, facts, lock, noted)
     grace_s = value_of(launch.options.grace_s, _GRACE_S)
     of_every_host = {"script": script, "argv": hide_words(sys.argv), "token": token, "grace_s": grace_s}
-    orders = [{**of_every_host, **_order(node, part)} for node, part in enumerate(parts)]
+    orders = [{**of_every_host, **_order(part)} for part in parts]
     places = [
         Place(node, part.report.name, part.launch.argv[0], part.record, part.report.clock_ahead_s)
         for node, part in enumerate(parts)
     ]
     launched = launched_by_me(directory, launch.run_id, places, grace_s, token, begun_s)
     with lock:
-        return _stay(launched, links, [part.link for part in parts], orders, launch.options.show is not None)
+        console = HostsConsole(tuple(place.host for place in places), launch.options.show is not None)
+        hosts = [part.link for part in parts]
+        running = LaunchOnHosts(links, hosts, console.show, grace_s, host_timeout_s, console.say)
+        return _stay(launched, running, console, orders)
 
 
-def _stay(
-    launched: Launched, links: Links, hosts: Sequence[Link], orders: Sequence[dict[str, Any]], chosen: bool
-) -> int:
-    """Start ``orders`` on the hosts, stay until the run has ended on all of them, and return its exit status.
-
-    ``chosen`` is whether `--show` selects whose output is shown.
-    """
-    directory, grace_s = launched.directory, launched.grace_s
-    console = HostsConsole(tuple(place.host for place in launched.places), chosen)
-    running = LaunchOnHosts(links, hosts, console.show, grace_s, console.say)
+def _stay(launched: Launched, running: LaunchOnHosts, console: HostsConsole, orders: Sequence[dict[str, Any]]) -> int:
+    """Start ``orders`` on the hosts, stay until the run has ended on all of them, and return its exit status."""
     with holding(launched), running.handling():
         ends = running.run(orders)
         console.close()
         ended = tuple(place for place, end in zip(launched.places, ends, strict=True) if end.lost is None)
-        bring(replace(launched, places=ended), directory, _RECORD_S)
+        bring(replace(launched, places=ended), launched.directory, _RECORD_S)
         return _conclude(launched, ends, running.interrupted)
 
 
-def _order(node: int, part: HostPart) -> dict[str, Any]:
-    """Return the part of the order that differs between hosts, for the host with rank ``node``."""
-    streams = [name for name, descriptor in (("out", 1), ("err", 2)) if os.isatty(descriptor)]
-    size = terminal_size()
+def _order(part: HostPart) -> dict[str, Any]:
+    """Return the part of the order that differs between hosts."""
     return {
         "python": part.launch.argv[0],
         "run_id": part.launch.run_id,
         "record": part.record,
-        "terminal": {"streams": streams, **size} if streams and size and node == 0 else None,
         "options": options_json(part.options),
     }
 

@@ -48,7 +48,7 @@ def launch(order: dict[str, Any], lines: LineReader, output: IO[bytes]) -> int:
     """Start the launch of ``order``, and return its exit status."""
     from ddplaunch.hosts.session.job import run_job
 
-    return run_job(order, lines, {"out": output.fileno(), "err": 2})
+    return run_job(order, lines, output.fileno())
 
 
 def command(order: dict[str, Any], lines: LineReader, output: IO[bytes]) -> int:

@@ -100,7 +100,14 @@ HOSTS = (
         "join_timeout",
         "duration",
         SEVERAL_HOSTS,
-        "Time for hosts to answer [20]; without --hosts, for all nodes to join [600; 0: do not wait].",
+        "Time for hosts to answer [60]; without --hosts, for all nodes to join [600; 0: do not wait].",
+        "TIME",
+    ),
+    Flag(
+        "host_timeout",
+        "duration",
+        SEVERAL_HOSTS,
+        "How long a run goes on while nothing is heard of a host [300].",
         "TIME",
     ),
 )

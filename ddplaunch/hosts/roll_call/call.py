@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 
 from ddplaunch.hosts.json_lines import LineReader
 from ddplaunch.hosts.roll_call import rules
-from ddplaunch.hosts.roll_call.door import Caller, Door, keep_alive
 from ddplaunch.hosts.roll_call.messages import (
     LONGEST_LINE,
     PROTOCOL,
@@ -32,6 +32,9 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
 
 _TICK_S = 1.0
+_FIRST_LINE_S = 10.0
+_STRANGERS = 128  # most connections at once that have not yet sent a valid hello
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 Show = Callable[[Status], None]
 Compare = Callable[[Mapping[int, Hello], Mapping[int, tuple[float, float]]], tuple[Finding, ...]]
 
@@ -66,17 +69,26 @@ class Call:
         return endpoint(self.address, self.port)
 
 
+def keep_alive(connection: socket.socket) -> None:
+    """Have the kernel notice within half a minute that the other host is gone: power off, cable pulled (tcp(7))."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE:
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
 def hold(call: Call, me: Hello, rendezvous_id: str, compare: Compare, show: Show) -> Verdict:
     """Call the roll on node 0 and return the verdict, which all other nodes got too.
 
     ``compare`` judges the nodes once all have joined, given how far ahead each clock is. Raises OSError where the port
     cannot be bound. If a signal or an error ends this early, the waiting nodes are told.
     """
-    server = network.bound(call.port, backlog=4096)
-    with closing(Door(server, call.greeting)) as door:
-        roll = _Roll(call, me, door, show)
+    with closing(asyncio.new_event_loop()) as loop:
+        roll = _Roll(call, me, show)
+        loop.set_exception_handler(lambda loop, context: roll.make_room(0))  # no connection can be accepted
+        loop.run_until_complete(roll.open())
         try:
-            verdict = roll.wait()
+            verdict = loop.run_until_complete(roll.wait())
             if verdict is None:
                 findings = compare(roll.joined, roll.clocks)
                 go = not any(finding.severity is Severity.ERROR for finding in findings)
@@ -84,31 +96,48 @@ def hold(call: Call, me: Hello, rendezvous_id: str, compare: Compare, show: Show
         except BaseException as problem:
             cause = "was interrupted" if isinstance(problem, (KeyboardInterrupt, SystemExit)) else "failed"
             last = Verdict(False, (rules.ended_by(me.host, cause),))
-            door.close_after(roll.last(last), patience_s=0.3)  # a user who pressed Ctrl-C should not wait long
+            loop.run_until_complete(roll.close(last, patience_s=0.3))  # a user who pressed Ctrl-C should not wait long
             raise
-        door.close_after(roll.last(verdict))
+        loop.run_until_complete(roll.close(verdict, patience_s=3.0))
         return verdict
 
 
-class _Roll:
-    """The nodes that have joined so far, on node 0."""
+class _Caller:
+    """One connection; ``hello`` is its node's message, None as long as it may be a stranger.
 
-    def __init__(self, call: Call, me: Hello, door: Door, show: Show) -> None:
+    ``nonce`` is the fresh number sent to this caller alone.
+    """
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        self.greeted_s, self.nonce = time.time(), os.urandom(16).hex()
+        self.hello: Hello | None = None
+
+
+class _Roll:
+    """The nodes that have joined so far, on node 0.
+
+    Callers may be strangers: a port scanner, the torchrun of another job, a connection that stays silent. Each gets
+    limited time and one limited line, and only a limited number of strangers is connected at once.
+    """
+
+    def __init__(self, call: Call, me: Hello, show: Show) -> None:
         self.joined: dict[int, Hello] = {0: me}
         self.clocks: dict[int, tuple[float, float]] = {}
-        self._call, self._door, self._show = call, door, show
+        self._call, self._show = call, show
         self._started = time.monotonic()
-        self._of: dict[int, Caller] = {}  # by node rank, without node 0
+        self._callers: dict[_Caller, asyncio.Task[None]] = {}
+        self._news, self._problem = asyncio.Event(), list[Finding]()
         self._hosts = dict(call.known)
         self._note: str | None = None
         self._turned_away = 0
 
-    def last(self, verdict: Verdict) -> Callable[[Caller], bytes]:
-        """Return a function that makes the line with the verdict for one node."""
-        line = line_with(verdict)
-        return lambda caller: sealed(line, self._call.secret, "verdict", caller.nonce, caller.its_nonce)
+    async def open(self) -> None:
+        """Begin to listen. Raises OSError where the port cannot be bound."""
+        server = network.bound(self._call.port)
+        self._server = await asyncio.start_server(self._admit, sock=server, limit=LONGEST_LINE, backlog=4096)
 
-    def wait(self) -> Verdict | None:
+    async def wait(self) -> Verdict | None:
         """Return None once all have joined, or the verdict that refuses the launch."""
         while len(self.joined) < self._call.nodes:
             left_s = self._call.timeout_s - self._waited_s()
@@ -117,53 +146,89 @@ class _Roll:
                 missing = rules.nodes_missing(self._call.nodes, absent, waited_s, self._call.place, self._turned_away)
                 return Verdict(False, (missing,))
             self._show(self._status())
-            for caller, line in self._door.lines(min(left_s, _TICK_S)):
-                problem = self._heard(caller, line)
-                if problem is not None:
-                    return Verdict(False, (problem,))
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._news.wait(), min(left_s, _TICK_S))
+            self._news.clear()
+            if self._problem:
+                return Verdict(False, tuple(self._problem))
         self._show(self._status())
         return None
 
-    def _heard(self, caller: Caller, line: bytes | None) -> Finding | None:
-        if line is None:
+    async def close(self, verdict: Verdict, patience_s: float) -> None:
+        """Stop listening, send the verdict to every node, and wait up to ``patience_s`` until they have closed.
+
+        Nodes close first, so that TIME_WAIT stays on their side, and none of their torchruns connects to this port
+        before node 0's torchrun listens there.
+        """
+        self._server.close()
+        line = line_with(verdict)
+        for caller, task in self._callers.items():
+            if caller.hello is None:
+                task.cancel()
+            else:
+                proof = "verdict", caller.nonce, caller.hello.nonce
+                caller.writer.write(sealed(line, self._call.secret, *proof))
+        waiting = set(self._callers.values())
+        if waiting:
+            _, waiting = await asyncio.wait(waiting, timeout=patience_s)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Greet a caller, take its hello, and keep a node's connection until it goes away."""
+        caller, task = _Caller(writer), asyncio.current_task()
+        assert task
+        self._callers[caller] = task
+        self.make_room(_STRANGERS)
+        try:
+            with suppress(OSError, ValueError, asyncio.TimeoutError):  # ValueError: a line that is too long
+                keep_alive(writer.get_extra_info("socket"))
+                writer.write(self._call.greeting(caller.nonce))
+                line = await asyncio.wait_for(reader.readline(), _FIRST_LINE_S)
+                self._take(caller, line)
+                while caller.hello is not None and await reader.read(LONGEST_LINE):
+                    pass
+        finally:
+            del self._callers[caller]
             self._left(caller)
-            return None
-        if caller.hello is not None:
-            return None
+            writer.close()
+
+    def make_room(self, most: int) -> None:
+        """Drop the stranger who has been silent longest if there are more than ``most``; a node tries again."""
+        strangers = [task for caller, task in self._callers.items() if caller.hello is None]
+        if len(strangers) > most:
+            strangers[0].cancel()
+
+    def _take(self, caller: _Caller, line: bytes) -> None:
+        """Let a node enter by its hello, or note why there can be no launch; a stranger's line changes nothing."""
+        self._news.set()
         body = unsealed(line, self._call.secret, "hello", caller.nonce)
         if body is None:
-            self._turn_away(caller)
-            return None
+            self._turned_away += 1
+            self._note = "a caller without the secret of this launch was turned away"
+            caller.writer.write(line_with(Verdict(False)))
+            return
         hello = read_message(body, Hello)
         if hello is None or rules.is_stranger(self.joined[0], hello, self._call.nodes):
-            self._door.drop(caller)
-            return None
-        caller.hello, caller.its_nonce = hello, hello.nonce
+            return
+        caller.hello = hello
         problem = rules.at_the_door(self.joined, hello)
-        if problem is None:
-            self._enter(caller, hello)
-        return problem
-
-    def _turn_away(self, caller: Caller) -> None:
-        """Tell a caller without the proof that it was refused, and note that for the user."""
-        self._turned_away += 1
-        self._note = "a caller without the secret of this launch was turned away"
-        caller.say(line_with(Verdict(False)))
-        self._door.drop(caller)
-
-    def _enter(self, caller: Caller, hello: Hello) -> None:
+        if problem is not None:
+            self._problem.append(problem)
+            return
         now = time.time()
-        self._of[hello.node_rank] = caller
         self.joined[hello.node_rank] = hello
         self._hosts[hello.node_rank] = hello.host
         self.clocks[hello.node_rank] = (hello.clock_s - (caller.greeted_s + now) / 2, (now - caller.greeted_s) / 2)
         self._note = None
 
-    def _left(self, caller: Caller) -> None:
+    def _left(self, caller: _Caller) -> None:
         hello = caller.hello
-        if hello is not None and self._of.get(hello.node_rank) is caller:
-            del self.joined[hello.node_rank], self._of[hello.node_rank]
+        if hello is not None and self.joined.get(hello.node_rank) is hello:
+            del self.joined[hello.node_rank]
             self._note = f"{hello.name} went away"
+            self._news.set()
 
     def _missing(self) -> tuple[str, ...]:
         absent = (rank for rank in range(self._call.nodes) if rank not in self.joined)
@@ -181,7 +246,7 @@ _CONNECT_S = 3.0
 _GREETING_S = 5.0
 _LOOK_UP_S = 5.0
 _LEAST_S = 1.0  # an attempt cut shorter than this by the timeout tells less than the one before it
-_PAUSES_S = (0.05, 0.1, 0.2, 0.3)
+_PAUSE_S = 0.2
 
 
 class _NotThere(Exception):
@@ -201,11 +266,10 @@ def answer(call: Call, hello: Callable[[], Hello], show: Show) -> Verdict:
         except _NotThere as problem:
             if not attempts or left_s >= _LEAST_S:
                 reason = str(problem)
-        pause = _PAUSES_S[min(attempts, len(_PAUSES_S) - 1)]
         attempts += 1
         waited = time.monotonic() - started
         show(Status(call.nodes, ("node 0",), waited, reason))
-        time.sleep(max(0.0, min(pause, call.timeout_s - waited)))
+        time.sleep(max(0.0, min(_PAUSE_S, call.timeout_s - waited)))
     missing = rules.node_0_missing(call.place, reason, time.monotonic() - started)
     return Verdict(False, (missing,), heard=False)
 

@@ -5,19 +5,47 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import stat
 import sys
 import threading
 import time
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from ddplaunch.machine import network
+from ddplaunch.machine.facts import ProbeRequest
+from ddplaunch.values import codec
+from ddplaunch.values.frozen import dataclass
 
 _PORTS = range(29500, 30500)  # below Linux's ephemeral ports (from 32768), which outgoing connections use
 _REACH_S = 3.0
 _GIT_S = 3.0
 _CLOSES_S = 0.5
+
+
+@dataclass(frozen=True)
+class Question:
+    """The question to every host. ``cwd`` is the directory there, ``env`` the variables passed from here.
+
+    ``sources`` are the script's files in ``cwd`` to compare, each with its digest where this machine has the file.
+    """
+
+    request: ProbeRequest
+    python: str
+    cwd: str | None = None
+    script: str | None = None
+    sources: tuple[tuple[str, str | None], ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    deadline_s: float = 20.0
+
+
+@dataclass(frozen=True)
+class Listening:
+    """The port at which a host listens for the others, and its addresses; or why it cannot listen on ``port``."""
+
+    port: int
+    addresses: tuple[str, ...] = ()
+    problem: str | None = None
 
 
 class Answers:
@@ -34,21 +62,19 @@ class Answers:
             return {**order, "wall": time.time()}
         self.close_meeting()
         if what == "facts":
-            return facts(order)
+            return facts(codec.from_plain(order["question"], Question))
         if what == "listen":
-            return self._listen(order)
+            return {"listening": codec.plain(self._listen(order))}
         if what == "reach":
-            routes = reached(order["addresses"], int(order["port"]), str(order["nonce"]))
-            return {"reached": {name: [own_address, peer] for name, own_address, peer in routes}}
+            return {"reached": reached(order["addresses"], int(order["port"]), str(order["nonce"]))}
         raise ValueError(f"this host's ddplaunch cannot answer `{what}`")
 
-    def _listen(self, order: dict[str, Any]) -> dict[str, Any]:
+    def _listen(self, order: dict[str, Any]) -> Listening:
         """Open a meeting on the requested port, or on a free one; return the port and this host's addresses."""
-        asked_port = order.get("port")
         try:
-            self._meeting = _listening(asked_port)
+            self._meeting = _listening(order["port"])
         except OSError as error:
-            return {"port_problem": error.strerror or str(error), "port": asked_port}
+            return Listening(order["port"] or 0, problem=error.strerror or str(error))
         threading.Thread(target=_greet, args=(self._meeting, str(order["nonce"]).encode()), daemon=True).start()
         interfaces = [interface for interface in network.probe_interfaces() if interface.up and not interface.loopback]
         interfaces.sort(key=lambda interface: -(interface.speed_mbps or 0))
@@ -59,7 +85,7 @@ class Answers:
             if not address.lower().startswith("fe80")
         ]
         addresses.sort(key=lambda address: ":" in address)
-        return {"port": self._meeting.getsockname()[1], "addresses": addresses}
+        return Listening(self._meeting.getsockname()[1], tuple(addresses))
 
     def close_meeting(self) -> None:
         """Give the port back."""
@@ -83,33 +109,31 @@ def _greet(server: socket.socket, nonce: bytes) -> None:
             connection.recv(1)  # wait until the other side closes, so that TIME_WAIT stays there
 
 
-def facts(order: dict[str, Any]) -> dict[str, Any]:
+def facts(question: Question) -> dict[str, Any]:
     """Return this host's ``HostReport`` as JSON: its facts, and whatever else a launch over several hosts compares.
 
     The process changes to ``cwd`` and keeps ``env``, so that programs started later run in what was examined.
     """
     from ddplaunch import __version__
-    from ddplaunch.machine.facts import ProbeRequest
     from ddplaunch.machine.gather import gather
     from ddplaunch.machine.software import probe_plugin
     from ddplaunch.planning.hosts_plan import HostReport
-    from ddplaunch.values import codec
     from ddplaunch.values.resolved import known
 
-    os.environ.update(order.get("env") or {})
+    os.environ.update(question.env)
     folder = os.path.dirname(sys.executable)  # noqa: PTH120 - torchrun and other programs of this environment
     if folder not in os.environ.get("PATH", "").split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join(filter(None, (folder, os.environ.get("PATH", ""))))
-    problem = _enter(order.get("cwd"))
-    files = [] if problem else order.get("files") or []
+    problem = _enter(question.cwd)
+    files = [] if problem else [path for path, _ in question.sources]
     report = HostReport(
         name=socket.gethostname(),
-        facts=gather(codec.from_plain(order["request"], ProbeRequest)),
+        facts=gather(question.request),
         ddplaunch=__version__,
         plugin=known(probe_plugin(), None),
-        cwd=order.get("cwd") or "",
+        cwd=question.cwd or "",
         cwd_problem=problem,
-        sources=tuple((str(path), digest_of_file(Path(path)) or "missing") for path in files),
+        sources=tuple((path, digest_of_file(Path(path)) or "missing") for path in files),
         tree=work_tree() if files else None,
         machine=machine(),
     )
@@ -128,23 +152,13 @@ def _enter(directory: str | None) -> str | None:
 
 
 def digest_of_file(path: Path) -> str | None:
-    """Return a digest of a file's bytes and executable bit, or of a link's target; None without a regular file."""
-    from _blake2 import blake2b
+    """Return a digest of a file's text, None where it cannot be read."""
+    from ddplaunch.script.source import digest_of
 
-    digest = blake2b(digest_size=8)
     try:
-        if path.is_symlink():
-            digest.update(b"link " + os.fsencode(path.readlink()))
-            return digest.hexdigest()
-        with path.open("rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return None
-            digest.update(b"x" if os.fstat(file.fileno()).st_mode & 0o100 else b"-")
-            while data := file.read(1 << 20):
-                digest.update(data)
+        return digest_of(path.read_text("utf-8", "surrogateescape")) if path.is_file() else None
     except OSError:
         return None
-    return digest.hexdigest()
 
 
 def work_tree() -> str | None:

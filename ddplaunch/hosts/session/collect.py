@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from ddplaunch.hosts.json_lines import message_in
+from ddplaunch.hosts.session.answers import Listening, Question
 from ddplaunch.hosts.session.fan_out import FanOut
 from ddplaunch.hosts.session.links import Link, Links
 from ddplaunch.hosts.ssh import misunderstood
-from ddplaunch.machine.facts import ProbeRequest
 from ddplaunch.planning.hosts_plan import HostReport, Meeting, names_text
 from ddplaunch.values import codec
 from ddplaunch.values.finding import Finding, error
 from ddplaunch.values.frozen import dataclass
 
 _MEET_S = 10.0
-_SAMPLES = 3  # most samples of a clock; the quickest one counts
-_SURE_S = 0.02
 _ECHO_S = 2.0  # for the echoes of all hosts
 _UNKNOWN_CLOCK = (0.0, 1e6)  # for a host without an echo in time: too uncertain for a finding
-
-
-@dataclass(frozen=True)
-class Question:
-    """The question to every host. ``cwd`` is the directory there, ``env`` the variables passed from here.
-
-    ``sources`` are the script's files in ``cwd`` to compare, each with its digest where this machine has the file.
-    """
-
-    request: ProbeRequest
-    python: str
-    cwd: str | None = None
-    script: str | None = None
-    sources: tuple[tuple[str, str | None], ...] = ()
-    env: Mapping[str, str] | None = None
-    deadline_s: float = 20.0
 
 
 @dataclass(frozen=True)
@@ -55,48 +37,40 @@ class Gathered:
 def ask_all(links: Links, names: Sequence[str], start: Callable[[str], Link], question: Question) -> Gathered:
     """Ask all hosts at once, after each was reached or found out of reach, and return their answers.
 
-    ``start`` opens the session of one host. Raises OSError where there is no ssh.
+    ``start`` opens the session of one host. Raises FileNotFoundError where there is no ssh.
     """
-    hosts = FanOut(links, start, question.deadline_s).reach(names)
-    asked_links = [host.link for host in hosts if host.greeted]
-    for link in asked_links:
-        link.send(
-            {
-                "what": "facts",
-                "request": codec.plain(replace(question.request, torch_needs_gpu=True, packages=True)),
-                "cwd": question.cwd,
-                "files": [path for path, _ in question.sources],
-                "env": dict(question.env or {}),
-            }
-        )
-    answers = dict(replies(links, asked_links, question.deadline_s))
-    clocks = _clocks(links, [link for link in asked_links if link.name in answers])
+    return links.run(_ask_all(links, names, start, question))
+
+
+async def _ask_all(links: Links, names: Sequence[str], start: Callable[[str], Link], question: Question) -> Gathered:
+    hosts = await FanOut(links, start, question.deadline_s).reach(names)
+    request = replace(question.request, torch_needs_gpu=True, packages=True)
+    message = {"what": "facts", "question": codec.plain(replace(question, request=request))}
+    answers = await replies([link for link in hosts if link.greeted], message)
+    clocks = dict(zip(answers, await asyncio.gather(*map(_clock, answers)), strict=True))
     reports, answered_links, missing = [], [], []
-    for host in hosts:
+    for link in hosts:
         report: HostReport | Finding
-        if host.name in answers:
-            report = _report(host.name, question, answers[host.name], clocks.get(host.name, _UNKNOWN_CLOCK))
+        if link in answers:
+            report = _report(link.name, question, answers[link], clocks[link])
         else:
-            report = host.failure(question.python)
+            report = link.failure(question.python)
         if isinstance(report, HostReport):
             reports.append(report)
-            answered_links.append(host.link)
+            answered_links.append(link)
         else:
             missing.append(report)
-            links.close(host.link)
+            link.close()
     return Gathered(tuple(reports), tuple(answered_links), tuple(missing))
 
 
-def replies(links: Links, asked_links: Sequence[Link], deadline_s: float) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield name and answer of each host that answers in time."""
-    waiting = {link for link in asked_links if not link.closed}
-    until = time.monotonic() + deadline_s
-    while waiting and (left_s := until - time.monotonic()) > 0:
-        for event in links.wait(left_s):
-            if event.link in waiting:
-                waiting.discard(event.link)
-                if event.kind == "message":
-                    yield event.link.name, message_in(event.body)
+async def replies(
+    links: Sequence[Link], message: Mapping[str, Any], deadline_s: float | None = None
+) -> dict[Link, dict[str, Any]]:
+    """Ask all hosts one question; return the answers that arrive within ``deadline_s``, or within each host's time."""
+    until_s = None if deadline_s is None else time.monotonic() + deadline_s
+    answers = await asyncio.gather(*(link.ask(message, until_s or link.until_s) for link in links))
+    return {link: answer for link, answer in zip(links, answers, strict=True) if answer is not None}
 
 
 def _report(
@@ -119,21 +93,13 @@ def _report(
     )
 
 
-def _clocks(links: Links, asked_links: Sequence[Link]) -> dict[str, tuple[float, float]]:
-    """Return (seconds ahead of this clock, uncertainty) of each host: Cristian's algorithm, the best of three.
-
-    One quick sample is enough. A host that does not echo the first beat is not asked again.
-    """
-    best: dict[str, tuple[float, float]] = {}
-    for _ in range(_SAMPLES):
-        for link in asked_links:
-            link.send({"what": "clock", "sent": time.time()})
-        for name, beat in replies(links, asked_links, _ECHO_S):
-            with suppress(KeyError, TypeError, ValueError, OverflowError):  # an invalid answer counts as no echo
-                clock = clock_of(beat, time.time())
-                best[name] = min(best.get(name, clock), clock, key=lambda sample: sample[1])
-        asked_links = [link for link in asked_links if link.name in best and best[link.name][1] > _SURE_S]
-    return best
+async def _clock(link: Link) -> tuple[float, float]:
+    """Return how far ahead a host's clock is, and the uncertainty of that, by one question: Cristian's algorithm."""
+    beat = {"what": "clock", "sent": time.time()}
+    echo = await link.ask(beat, time.monotonic() + _ECHO_S)
+    with suppress(KeyError, TypeError, ValueError, OverflowError):  # an invalid answer counts as no echo
+        return clock_of(echo or {}, time.time())
+    return _UNKNOWN_CLOCK
 
 
 def clock_of(beat: Mapping[str, Any], now_s: float) -> tuple[float, float]:
@@ -149,54 +115,53 @@ def clock_of(beat: Mapping[str, Any], now_s: float) -> tuple[float, float]:
 
 def _routes(reply: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Return for each address of the first host the two ends of another host's connection to it."""
-    reached = reply.get("reached")
-    pairs = reached.items() if isinstance(reached, dict) else ()
-    return {name: (str(pair[0]), str(pair[1])) for name, pair in pairs if isinstance(pair, list) and len(pair) == 2}
+    with suppress(ValueError, RecursionError):
+        routes = codec.from_plain(reply.get("reached"), tuple[tuple[str, str, str], ...])
+        return {address: (own_address, peer) for address, own_address, peer in routes}
+    return {}
 
 
-def meet(
-    links: Links, asked_links: Sequence[Link], port: int | None, address: str | None
-) -> Meeting | tuple[Finding, ...]:
+async def meet(links: Sequence[Link], port: int | None, address: str | None) -> Meeting | tuple[Finding, ...]:
     """Let the first host listen on ``port`` (or a free one) and all others try its addresses; return where they meet.
 
     That is the first address that all others reach; ``address`` is the user's choice. Otherwise returns findings that
     name the hosts.
     """
-    first, *other_links = asked_links
+    first, *other_links = links
     nonce = secrets.token_hex(8)
-    first.send({"what": "listen", "port": port, "nonce": nonce})
-    reply = dict(replies(links, [first], _MEET_S)).get(first.name, {"problem": "no answer"})
+    answers = await replies([first], {"what": "listen", "port": port, "nonce": nonce}, _MEET_S)
+    reply = answers.get(first, {"problem": "no answer"})
     if "problem" in reply:
         return (misunderstood(first.name, str(reply["problem"])),)
-    if "port_problem" in reply:
+    try:
+        listening = codec.from_plain(reply.get("listening"), Listening)
+    except (ValueError, RecursionError) as problem:
+        return (misunderstood(first.name, str(problem)),)
+    if listening.problem is not None or not 0 < listening.port < 1 << 16:
         return (
             error(
                 "port-taken",
-                f"port {reply.get('port')} cannot be used on {first.name}: {reply['port_problem']}",
+                f"port {listening.port} cannot be used on {first.name}: {listening.problem}",
                 why="rank 0's host has to listen on it",
                 fix="leave `--master-port` away, and a free port is found; or name another one",
                 where=first.name,
             ),
         )
-    found_port, listed = reply.get("port"), reply.get("addresses")
-    if type(found_port) is not int or not 0 < found_port < 1 << 16 or not isinstance(listed, list):
-        return (misunderstood(first.name, "it names no port and addresses"),)
-    addresses = [address] if address else list(map(str, listed))
-    for link in other_links:
-        link.send({"what": "reach", "addresses": addresses, "port": found_port, "nonce": nonce})
-    answers = dict(replies(links, other_links, _MEET_S))
-    routes = {link.name: _routes(answers.get(link.name, {})) for link in other_links}
+    addresses = [address] if address else listening.addresses
+    question = {"what": "reach", "addresses": addresses, "port": listening.port, "nonce": nonce}
+    answers = await replies(other_links, question, _MEET_S)
+    routes = {link.name: _routes(answers.get(link, {})) for link in other_links}
     for candidate in addresses:
         if all(candidate in of_host for of_host in routes.values()):
             numbers = {of_host[candidate][1] for of_host in routes.values()}
             place = numbers.pop() if len(numbers) == 1 else candidate  # on rank 0 its name may resolve to 127.0.1.1
-            return Meeting(place, found_port, (place, *(of_host[candidate][0] for of_host in routes.values())))
+            return Meeting(place, listening.port, (place, *(of_host[candidate][0] for of_host in routes.values())))
     cut_off = [name for name, of_host in routes.items() if not of_host] or list(routes)
     return (
         error(
             "hosts-not-connected",
             f"{names_text(cut_off)} cannot reach {first.name} at {' or '.join(addresses) or 'any address'} "
-            f"port {found_port}",
+            f"port {listening.port}",
             why="all ranks meet at rank 0's host; a firewall, a missing route or another network stands between",
             fix=f"open TCP between the hosts, or name an address of {first.name} that all reach: "
             "`--master-addr ADDRESS`; `--master-port PORT` where only some ports are open",

@@ -8,17 +8,17 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ddplaunch.hosts.json_lines import message_in
-from ddplaunch.hosts.session.fan_out import FanOut
-from ddplaunch.hosts.session.links import Event, Link, Links, allow_many
 from ddplaunch.hosts.ssh import command, failure, ssh_missing, why_lost
 from ddplaunch.records.launchers import Launched, Place
 from ddplaunch.values.finding import ExitStatus, Finding, warning
 
+if TYPE_CHECKING:
+    from ddplaunch.hosts.session.links import Link
+
 _REACH_S = 30.0
-_CLOSED_S = 0.5  # from the end of ssh's output to the end of ssh
 _LONGEST_ANSWER = 16 << 20
 
 
@@ -31,36 +31,44 @@ class EachHost:
     def __init__(self, launched: Launched, what: str, *options: str) -> None:
         """``what`` is a command, run on each host's part of this launch, or "record": an archive of that part."""
         self._places = {place.host: place for place in launched.places}
-        self._what, self._options = what, options
-        self._run_id, self._token = launched.run_id, launched.launch
+        self._part, self._words = f"{launched.run_id}@{launched.launch}", (what, *options)
         self._by_link: dict[Link, Place] = {}
-        self._links = Links()
+        self._output: list[tuple[Place, bytes]] = []
         self._pending: dict[int, bytes] = {}
         self.nodes: tuple[int, ...] = ()
         self.problems: tuple[Finding, ...] = ()
 
     def __enter__(self) -> EachHost:
         """Start the command on all at once. Raises RefusedError where this machine cannot open that many sessions."""
+        from ddplaunch.hosts.session.links import Links, allow_many  # asyncio, which a run on this host does not need
+
         allow_many(len(self._places))
+        self._links = Links()
         with contextlib.ExitStack() as begun:
             begun.enter_context(self._links)
-            try:
-                hosts = FanOut(self._links, self._start, _REACH_S).reach(list(self._places))
-            except FileNotFoundError:
-                self.problems = (ssh_missing(),)
-                hosts = ()
-            for host in hosts:
-                place = self._places[host.name]
-                if host.greeted:
-                    run = f"{place.record.rpartition('/')[0]}/{self._run_id}@{self._token}"
-                    host.link.hand_over("command", words=[self._what, run, *self._options])
-                    self._by_link[host.link] = place
-                else:
-                    self.problems += (host.failure(place.python),)
-                    self._links.close(host.link)
-            self.nodes = tuple(place.node for place in self._by_link.values())
+            self._links.run(self._begin())
             begun.pop_all()
         return self
+
+    async def _begin(self) -> None:
+        from ddplaunch.hosts.session.fan_out import FanOut
+
+        try:
+            links = await FanOut(self._links, self._start, _REACH_S).reach(list(self._places))
+        except FileNotFoundError:
+            self.problems = (ssh_missing(),)
+            links = []
+        for link in links:
+            place = self._places[link.name]
+            if link.greeted:
+                what, *options = self._words
+                run = f"{place.record.rpartition('/')[0]}/{self._part}"
+                self._by_link[link] = place
+                link.hand_over("command", self._take, words=[what, run, *options])
+            else:
+                self.problems += (link.failure(place.python),)
+                link.close()
+        self.nodes = tuple(place.node for place in self._by_link.values())
 
     def __exit__(self, *problem: object) -> None:
         """End the sessions."""
@@ -72,16 +80,21 @@ class EachHost:
     @property
     def open(self) -> bool:
         """Whether any host may still send something."""
-        return bool(self._by_link)
+        return bool(self._by_link or self._output)
 
     def arrived(self, timeout_s: float) -> Iterator[tuple[Place, bytes]]:
-        """Yield output that arrives within ``timeout_s`` seconds; forget sessions that have ended."""
-        for event in self._links.wait(timeout_s):
-            place = self._by_link.get(event.link)
-            if place is not None and event.kind == "out":
-                yield place, event.body
-            elif place is not None and event.kind == "end":
-                self._over(event, place)
+        """Yield output that arrives within ``timeout_s`` seconds."""
+        if not self._output:
+            self._links.run(self._links.arrival(timeout_s))
+        output, self._output = self._output, []
+        yield from output
+
+    def _take(self, link: Link, kind: Literal["out", "err", "end"], data: bytes) -> None:
+        """Keep a command's output, and forget a session that has ended."""
+        if kind == "out":
+            self._output.append((self._by_link[link], data))
+        elif kind == "end":
+            self._end(link, self._by_link.pop(link))
 
     def lines(self, timeout_s: float) -> Iterator[tuple[Place, dict[str, Any]]]:
         """Yield output that has arrived, as the objects that commands print line by line."""
@@ -97,21 +110,17 @@ class EachHost:
         while self.open and (left_s := until_s - time.monotonic()) > 0:
             for place, data in self.arrived(left_s):
                 texts[place.node] = (texts[place.node] + data)[-_LONGEST_ANSWER:]
-        for place in self._by_link.values():
-            self.problems += (failure(place.host, place.python, None, ""),)
-        failed_hosts = {host for finding in self.problems for host in finding.where}
-        failed_nodes = {place.node for place in self._places.values() if place.host in failed_hosts}
-        return {node: message_in(text) for node, text in texts.items() if node not in failed_nodes}
+        self.problems += tuple(failure(place.host, place.python, None, "") for place in self._by_link.values())
+        silent_hosts = {host for finding in self.problems for host in finding.where}
+        places = (place for place in self._places.values() if place.host not in silent_hosts)
+        return {place.node: message_in(texts[place.node]) for place in places if place.node in texts}
 
-    def _over(self, event: Event, place: Place) -> None:
-        del self._by_link[event.link]
-        status = event.link.reap(_CLOSED_S)
-        self._links.close(event.link)
-        if status not in (ExitStatus.DONE, ExitStatus.FINDINGS):
+    def _end(self, link: Link, place: Place) -> None:
+        if link.status not in (ExitStatus.DONE, ExitStatus.FINDINGS):
             self.problems += (
                 warning(
                     "host-silent",
-                    f"{place.host} says no more: {why_lost(status, event.link.said.decode('utf-8', 'replace'))}",
+                    f"{place.host} says no more: {why_lost(link.status, link.stderr_text)}",
                     why="what is shown of it ends here; the run has connections of its own",
                     fix=f"`ssh {place.host} uptime` says whether it can be reached",
                     where=place.host,
