@@ -111,10 +111,9 @@ def manifest_text(objects: Sequence[Mapping[str, Any]]) -> str:
     return "---\n".join(map(yaml_text, objects))
 
 
-def printed_text(submission: Submission, namespace: str | None, terminal: Terminal) -> str:
+def printed_text(submission: Submission, terminal: Terminal) -> str:
     """Return lines about a printed manifest, and what kubectl can do with it."""
-    kubectl = f"kubectl -n {namespace}" if namespace else "kubectl"
-    logs = f"{kubectl} logs -l batch.kubernetes.io/job-name={submission.name} --prefix --tail=-1"
+    logs = f"kubectl logs -l batch.kubernetes.io/job-name={submission.name} --prefix --tail=-1"
     several = f" --max-log-requests={submission.nodes}" if submission.nodes > 1 else ""
     rows = {
         "create": "the same command with `| kubectl apply -f -` at its end",

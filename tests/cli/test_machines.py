@@ -18,15 +18,15 @@ from tests.machine.fake_nvml import FakeNvml, fake_nvml, fake_nvml_library
 __all__ = ["fake_nvml", "fake_nvml_library", "folder"]
 #: What these machines lack of the installed torch: CUDA, or a driver new enough for its CUDA.
 ANY_TORCH = ["--device", "cuda", "--ignore", "torch-cpu-build-on-gpu-machine,driver-too-old"]
-DRY = [*ANY_TORCH, "--dry-run", "--json", "--", "train.py"]
 
 
 def plan(folder: Path, environment: dict[str, str], *words: str) -> dict[str, Any]:
-    """Return the environment of a dry run that nothing refuses."""
+    """Return the environment of a plan that nothing refuses."""
     environment = {name: value for name, value in environment.items() if os.environ.get(name) != value}
-    result = spawn(["run", *words, *DRY], folder, environment)
+    result = spawn(["plan", *words, *ANY_TORCH, "--json", "--", "train.py"], folder, environment)
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
+    assert "error" not in [finding["severity"] for finding in document["findings"]]
     return {**{each["name"]: each["value"] for each in document["environment"]}, "notes": document["notes"]}
 
 

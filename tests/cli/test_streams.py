@@ -144,7 +144,7 @@ def test_sentences_are_wrapped_for_the_terminal() -> None:
                 assert text[:1] in ("", "\r", "\n"), f"{path.name}:{node.lineno}: a sentence is for `say`"
 
 
-@pytest.mark.parametrize("words", ["top", "stop", "stacks", "clean --dry-run", "stop --all"])
+@pytest.mark.parametrize("words", ["top", "stop", "stacks", "clean --dry-run"])
 def test_answers_about_nothing_fit_a_narrow_terminal(call: Call, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     said = call(*words.split())

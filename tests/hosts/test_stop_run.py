@@ -156,15 +156,6 @@ def one(run_id: str, uid: int = 7, pid: int = 10) -> RunProcesses:
     return RunProcesses(run_id, uid, (launcher,))
 
 
-def test_all_means_all_of_this_directory(start_run: StartRun, call: Call, folder: Path, tmp_path: Path) -> None:
-    here, too, elsewhere = (start_run(name, cwd=cwd) for name, cwd in (("a", folder), ("b", folder), ("c", tmp_path)))
-    said = call("stop", "--all", "--grace", "30")
-    assert said.status == 0, said.err
-    assert f"stopped {here.run_id}" in said.err and f"stopped {too.run_id}" in said.err
-    assert not any(runs(pid) for pid in (*here.rank_pids, *too.rank_pids))
-    assert elsewhere.run_id not in said.err and all(runs(pid) for pid in elsewhere.rank_pids)
-
-
 def test_what_is_left_is_a_finding_with_a_fix() -> None:
     run = one("r", uid=0)
     denied = Stopped(run, (), (), run.all, run.all, 0.0)

@@ -86,12 +86,13 @@ def train(pair: Pair, folder: Path, address: str, *more: str, **environment: str
 
 
 def decided(node: Node, folder: Path, *argv: str) -> dict[str, Any]:
-    """Return the JSON of a dry run on ``node``."""
+    """Return the plan of a launch on ``node``, as JSON."""
     (folder / "train.py").write_text(TRAIN)
-    done = node.run([*argv, "--dry-run", "--json", "--", "train.py"], folder, clean_environment())
+    planning = ["plan" if word == "run" else word for word in argv]
+    done = node.run([*planning, "--json", "--", "train.py"], folder, clean_environment())
     assert done.returncode == 0, done.stderr
     value = json.loads(done.stdout)
-    assert isinstance(value, dict)
+    assert isinstance(value, dict) and "error" not in [finding["severity"] for finding in value["findings"]]
     return value
 
 

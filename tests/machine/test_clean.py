@@ -84,7 +84,7 @@ def test_orphans_are_listed_then_ended_with_all_they_hold(start_run: StartRun, c
 def test_what_ignores_sigterm_is_killed(start_run: StartRun, call: Call) -> None:
     run = start_run("deaf", "deaf", ranks=1)
     run.lose_launcher()
-    said = call("clean", run.run_id, "--yes", "--grace", "0.2")
+    said = call("clean", run.run_id, "--yes")
     assert said.status == 0 and "ended 1 process, 1 of them by SIGKILL" in said.err
     assert gone(run)
 

@@ -31,7 +31,7 @@ SMALL = ("submit", "2", "--to", "kubernetes", "--image", "a", "--dry-run")
 SCRIPT = ("--", "train.py", "--epochs", "20", "it's", "$(HOME) $$", "a\nb", "yes", "1e3", "é")
 #: Every flag of Kubernetes alone.
 EVERYTHING = (
-    *("--namespace", "team", "--volume", "datasets:/data:ro", "--volume", "/scratch:/scratch", "--data", "/data/train"),
+    *("--volume", "datasets:/data:ro", "--volume", "/scratch:/scratch", "--data", "/data/train"),
     *("--volume", "datasets:/again", "--queue", "research", "--output", "/scratch/out", "--run-dir", "/scratch/runs"),
     *("--cpus-per-task", "8", "--mem", "64G"),
 )
@@ -110,7 +110,7 @@ def test_every_flag_stands_where_kubernetes_reads_it(call: Call) -> None:
         ("volume-3", "/again"),
     ]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 2, "cpu": 8, "memory": "64Gi"}
-    assert service["metadata"] == {"name": "train", "namespace": "team"}
+    assert service["metadata"] == {"name": "train"}
     assert job["metadata"] == {**service["metadata"], "labels": {"kueue.x-k8s.io/queue-name": "research"}}
 
 
@@ -229,7 +229,7 @@ def test_the_script_may_exist_in_the_image_alone(call: Call) -> None:
         (("--image", "a", "--volume", "datasets"), "CLAIM:/PATH"),
         (("--image", "a", "--volume", "a:/data", "--volume", "b:/data/"), "`/data` has a volume already"),
         (("--image", "a", "--volume", "a:/dev/shm"), "`/dev/shm` has a volume already"),
-        (("--image", "a", "--namespace", "My_Team"), "lower-case"),
+        (("--image", "a", "--queue", "My_Team"), "lower-case"),
         (("--image", "a", "--queue", "My Queue"), "lower-case"),
     ],
 )

@@ -40,7 +40,6 @@ COMMAND = Command(
         Flag("yes", "switch", "", "Do not ask for confirmation.", short="-y"),
         Flag("dry_run", "switch", "", "List what would be ended and removed; change nothing."),
         Flag("keep", "text", "", "Number of the newest records to keep [50].", "N"),
-        Flag("grace", "duration", "", "Time between SIGTERM and SIGKILL: 5, 1m [5].", "TIME"),
         Flag("json", "switch", "", "Everything that was found and done, as JSON."),
         RUN_DIR,
     ),
@@ -56,7 +55,6 @@ def clean(
     yes: bool | None,
     dry_run: bool | None,
     keep: str | None,
-    grace: float | None,
     json: bool | None,
     run_dir: str | None,
 ) -> int:
@@ -72,7 +70,7 @@ def clean(
         if json:
             answer_json(clean_json(work, None, (), host_name(), now_s))
         return ExitStatus.DONE if work.nothing or dry_run else ExitStatus.FINDINGS
-    cleaned = clean_up(work.found, _GRACE_S if grace is None else grace) if work.found.own else _NOTHING_ENDED
+    cleaned = clean_up(work.found, _GRACE_S) if work.found.own else _NOTHING_ENDED
     removed, failed = [], []
     for directory in work.records.removable:
         problem = remove_record(directory)

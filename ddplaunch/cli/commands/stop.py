@@ -20,7 +20,7 @@ from ddplaunch.ui.stop_view import (
     stop_json,
     stopped_text,
 )
-from ddplaunch.values.finding import ExitStatus, usage
+from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.variable_names import SETTINGS
 from ddplaunch.values.words import host_name
 
@@ -38,7 +38,6 @@ COMMAND = Command(
             "RUN",
             offers="live runs",
         ),
-        Flag("all", "switch", "", "Stop all runs started here.", short="-a"),
         Flag(
             "grace", "duration", "", "Time between SIGTERM and SIGKILL: 30, 2m [the run's own grace and 5 s].", "TIME"
         ),
@@ -51,18 +50,10 @@ COMMAND = Command(
 _LONGER_S = 5.0  # so that torchrun, not this command, sends SIGKILL first
 
 
-def stop(run: str | None, all: bool | None, grace: float | None, json: bool | None, run_dir: str | None) -> int:
-    """End a run, or all runs of this directory; return 1 where something is left of one."""
-    if all and run is not None:
-        raise usage(
-            f"`{run}` and `--all` together",
-            why="`--all` means every run of this directory",
-            fix=f"`ddplaunch stop {run}` ends one, `ddplaunch stop --all` all",
-        )
+def stop(run: str | None, grace: float | None, json: bool | None, run_dir: str | None) -> int:
+    """End a run; return 1 where something is left of it."""
     runs = running_runs(run, run_dir, "stop")
-    if runs and not all:
-        only_one(runs)
-    return max((int(_stop(one, grace, bool(json))) for one in runs), default=ExitStatus.DONE)
+    return _stop(only_one(runs), grace, bool(json)) if runs else ExitStatus.DONE
 
 
 def _stop(run: Run, grace_s: float | None, json: bool) -> int:

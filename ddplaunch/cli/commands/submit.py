@@ -57,7 +57,6 @@ COMMAND = Command(
         Flag("image", "text", KUBERNETES, "The container image.", "IMAGE"),
         Flag("shm_size", "text", KUBERNETES, "Size of /dev/shm [16Gi].", "SIZE"),
         Flag("secret", "many", KUBERNETES, "A variable from a Secret (repeatable).", "VAR=SECRET/KEY"),
-        Flag("namespace", "text", KUBERNETES, "Where the job is made [that of kubectl's context].", "NAME"),
         Flag("volume", "many", KUBERNETES, "A claim or a host's folder, and where it is seen.", "CLAIM:/PATH[:ro]"),
         Flag("queue", "text", KUBERNETES, "Kueue's LocalQueue in which the job waits.", "NAME"),
         Flag("dry_run", "switch", OUTPUT, "Print the batch script, or the manifest alone; submit nothing."),
@@ -91,7 +90,7 @@ def submit(typed: TypedLaunch, **asked: Any) -> int:
         paths = [(flag, path.value) for flag, values in path_options for path in values if path is not None]
         answer(manifest_text(decide_manifest(submission, asked, command, paths)))
         if not asked["dry_run"]:
-            tell(printed_text(submission, asked["namespace"], Terminal.of(sys.stderr)))
+            tell(printed_text(submission, Terminal.of(sys.stderr)))
         return ExitStatus.DONE
     parse_target(words)
     refuse_secrets(merged.env, "`export {name}` in this shell and leave `--env` out: sbatch hands the environment on")

@@ -48,7 +48,6 @@ def decide_manifest(
     _refuse_paths_of_no_volume(paths, mounts)
     values = {
         "name": submission.name,
-        "namespace": _name("namespace", flags.get("namespace")),
         "queue": _name("queue", flags.get("queue")),
         "nodes": submission.nodes,
         "time_s": submission.time_s,
