@@ -31,8 +31,8 @@ def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
 def _is_launch_line(words: Sequence[str]) -> bool:
     from ddplaunch.planning.convert.launcher_options import named_in  # only for `convert`
 
-    is_script = not words or words[0].startswith("-") or _exists(words[0])
-    return not is_script and len(words) > 1 and named_in(os.fsencode(" ".join(words)))
+    is_file = not words or words[0].startswith("-") or _exists(words[0])
+    return not is_file and len(words) > 1 and named_in(os.fsencode(" ".join(words)))
 
 
 def parse_target(words: Sequence[str]) -> Target:

@@ -10,8 +10,8 @@ from pathlib import Path
 from ddplaunch.cli.parsing.command import RUN_DIR, Command
 from ddplaunch.cli.parsing.typed_words import whole_number
 from ddplaunch.cli.streams import answer, answer_json, say, tell, tell_findings
-from ddplaunch.hosts.local.end_orphans import Cleaned, leftovers
 from ddplaunch.hosts.local.end_orphans import clean as clean_up
+from ddplaunch.hosts.local.end_orphans import leftovers
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import runs_in
 from ddplaunch.planning.flag import Flag
@@ -47,7 +47,6 @@ COMMAND = Command(
 
 _KEEP = 50
 _GRACE_S = 5.0
-_NOTHING_ENDED = Cleaned((), (), ())
 
 
 def clean(
@@ -70,7 +69,7 @@ def clean(
         if json:
             answer_json(clean_json(work, None, (), host_name(), now_s))
         return ExitStatus.DONE if work.nothing or dry_run else ExitStatus.FINDINGS
-    cleaned = clean_up(work.found, _GRACE_S) if work.found.own else _NOTHING_ENDED
+    cleaned = clean_up(work.found, _GRACE_S)
     removed, failed = [], []
     for directory in work.records.removable:
         problem = remove_record(directory)

@@ -58,6 +58,7 @@ _JOB_LOG = re.compile(r"slurm-([0-9]{1,10}(?:_[0-9]+)?)\.(?:out|err)\Z")
 _SAYS_RUN = re.compile(rb"^ddplaunch (slurm-[0-9]{1,10}\.[0-9]+(?:-r[0-9]+)?)(?::|\r?$)", re.MULTILINE)
 _HEAD_BYTES = 1 << 18  # at the start of a log, where a launch shows its id
 _JOB_RUN = re.compile(r"slurm-([0-9]{1,10})\.[0-9]+(?:-r([0-9]+))?\Z")
+_IN_A_RECORD = ("run.json", "node-*/run.json", "node-*/attempt-*")
 _SHOWN = 200  # most characters of a name
 _SLURM_S = 5.0  # for Slurm to answer
 
@@ -217,26 +218,23 @@ def _run(targets: list[str], run_dir: str | None) -> Run | list[str]:
         if runs and (removal := removed("explain", "RUN RUN")):
             raise removal
         return targets
-    word = "".join(targets)
     if not targets:
         return which_run(None, run_dir)
+    (word,) = targets
     if word in ("-", ""):
         return targets
-    path = Path(word)
-    if path.is_dir():
-        holds_run = (path / "run.json").is_file() or any(path.glob("node-*/attempt-*"))
-        return which_run(str(path.resolve()), run_dir) if holds_run else targets
+    place: Path | None = Path(word)
     try:
-        path.stat()  # since Python 3.14 `Path.exists` hides errors such as a lack of permission
+        Path(word).stat()  # since Python 3.14 `Path.exists` hides errors such as a lack of permission
     except (FileNotFoundError, NotADirectoryError):
-        subject = _job(word, base)
-        if subject is None:
+        if (place := _job(word, base)) is None:
             return _named_run(word, base, run_dir)
+        targets = [str(place)]
+    if place.is_dir():
+        record = place if any(any(place.glob(pattern)) for pattern in _IN_A_RECORD) else None
     else:
-        subject = _run_of_log(path, base)
-    if subject is None or not subject.is_dir():
-        return targets if subject is None else [str(subject)]
-    return which_run(str(subject.resolve()), run_dir)
+        record = _run_of_log(place, base)
+    return targets if record is None else which_run(str(record.resolve()), run_dir)
 
 
 def _job(word: str, base: Path) -> Path | None:

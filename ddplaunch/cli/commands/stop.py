@@ -51,32 +51,33 @@ _LONGER_S = 5.0  # so that torchrun, not this command, sends SIGKILL first
 
 
 def stop(run: str | None, grace: float | None, json: bool | None, run_dir: str | None) -> int:
-    """End a run; return 1 where something is left of it."""
+    """End a run over ssh by its launcher or, where that is gone, on each host; any other run on this host.
+
+    Returns 1 where something is left of it.
+    """
     runs = running_runs(run, run_dir, "stop")
-    return _stop(only_one(runs), grace, bool(json)) if runs else ExitStatus.DONE
-
-
-def _stop(run: Run, grace_s: float | None, json: bool) -> int:
-    """End a run over ssh by its launcher or, where that is gone, on each host; any other run on this host."""
-    launched = run.launched
-    if launched is None and run.directory is not None:
-        is_concluded = run.processes is None and _is_concluded(read_record(run.directory))
-        launched = None if is_concluded else read_launched(run.directory)
+    if not runs:
+        return ExitStatus.DONE
+    chosen = only_one(runs)
+    launched = chosen.launched
+    if launched is None and chosen.directory is not None:
+        is_concluded = chosen.processes is None and _is_concluded(read_record(chosen.directory))
+        launched = None if is_concluded else read_launched(chosen.directory)
     stopped: Stopped | None = None
     hosts: tuple[HostStopped, ...] = ()
     elsewhere: list[str] = []
-    if launched is not None and launched.host == host_name() and not run.token:
-        stopped, hosts = _stop_hosts(run, launched, grace_s)
+    if launched is not None and launched.host == host_name() and not chosen.token:
+        stopped, hosts = _stop_hosts(chosen, launched, grace)
     else:
-        stopped = None if run.processes is None else _stop_here(run, run.processes, grace_s)
-        elsewhere = [] if run.directory is None else other_hosts(run.directory)
+        stopped = None if chosen.processes is None else _stop_here(chosen, chosen.processes, grace)
+        elsewhere = [] if chosen.directory is None else other_hosts(chosen.directory)
     if json:
-        answer_json(stop_json(run.run_id, stopped, elsewhere, hosts))
+        answer_json(stop_json(chosen.run_id, stopped, elsewhere, hosts))
     elif stopped is not None:
         say(stopped_text(stopped, hosts))
     else:
-        say(hosts_lines(hosts) if hosts else f"{run.run_id}: nothing of it runs on this host")
-    findings = stop_findings(run.run_id, stopped, elsewhere, hosts)
+        say(hosts_lines(hosts) if hosts else f"{chosen.run_id}: nothing of it runs on this host")
+    findings = stop_findings(chosen.run_id, stopped, elsewhere, hosts)
     tell_findings(findings)
     return ExitStatus.FINDINGS if findings else ExitStatus.DONE
 
