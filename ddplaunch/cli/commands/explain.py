@@ -223,13 +223,13 @@ def _run(targets: list[str], run_dir: str | None) -> Run | list[str]:
     (word,) = targets
     if word in ("-", ""):
         return targets
-    place: Path | None = Path(word)
+    place = Path(word)
     try:
-        Path(word).stat()  # since Python 3.14 `Path.exists` hides errors such as a lack of permission
+        place.stat()  # since Python 3.14 `Path.exists` hides errors such as a lack of permission
     except (FileNotFoundError, NotADirectoryError):
-        if (place := _job(word, base)) is None:
+        if (of_job := _job(word, base)) is None:
             return _named_run(word, base, run_dir)
-        targets = [str(place)]
+        place, targets = of_job, [str(of_job)]
     if place.is_dir():
         record = place if any(any(place.glob(pattern)) for pattern in _IN_A_RECORD) else None
     else:
