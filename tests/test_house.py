@@ -24,7 +24,7 @@ MOST_TOKENS = {
     "script": 34_000,
     "agent": 44_300,
     "planning": 40_000,
-    "hosts": 21_206,
+    "hosts": 21_026,
     "watch": 18_000,
     "records": 21_000,
     "ui": 18_000,

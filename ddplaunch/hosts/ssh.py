@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,15 +55,11 @@ def environment() -> dict[str, str]:
 
 def configured_hosts(file: Path) -> list[str]:
     """Return the host names in this ssh_config, without patterns; none where it cannot be read."""
-    names: dict[str, None] = {}
-    with suppress(OSError):
-        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-            keyword, *values = line.replace("=", " ", 1).split() or [""]
-            if keyword.lower() == "host":
-                names.update(dict.fromkeys(value for value in values if not set(value) & set("*?!")))
-    return list(names)
+    lines = _HOST_LINE.findall(file.read_text(errors="replace")) if os.access(file, os.R_OK) else []
+    return list(dict.fromkeys(name for line in lines for name in line.split() if not set(name) & set("*?!")))
 
 
+_HOST_LINE = re.compile(r"^[ \t]*host[ \t=]+(.+)", re.IGNORECASE | re.MULTILINE)
 _ANYTHING = re.compile(r"\S")
 _NO_NAME = re.compile(r"Could not resolve hostname|Name or service not known|nodename nor servname", re.IGNORECASE)
 _CHANGED = re.compile(r"REMOTE HOST IDENTIFICATION HAS CHANGED|Host key for .* has changed")

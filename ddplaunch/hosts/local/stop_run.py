@@ -78,8 +78,10 @@ def _wait_stopped(run: RunProcesses, end: float, processes: dict[int, Process]) 
     Ranks that lose their launcher meanwhile get SIGTERM, once: nothing else would end them.
     """
     told_to_end = not run.launchers
+    launch = run.run_id, run.uid, run.launch
     while True:
-        remaining_run = next((each for each in runs_in(process_table()) if _same_run(each, run, processes)), None)
+        launches = {(live.run_id, live.uid, live.launch): live for live in runs_in(process_table())}
+        remaining_run = launches.get(launch)
         if remaining_run is None or not (remaining_run.launchers or remaining_run.ranks or remaining_run.children):
             return None
         for process in remaining_run.all:  # keep the first entry: an exiting process loses environment and command line
@@ -92,16 +94,6 @@ def _wait_stopped(run: RunProcesses, end: float, processes: dict[int, Process]) 
         if time.monotonic() >= end:
             return remaining_run
         wait_gone(remaining_run.all, min(_LOOK_S, end - time.monotonic()))
-
-
-def _same_run(one: RunProcesses, run: RunProcesses, processes: dict[int, Process]) -> bool:
-    """Whether ``one`` is this run, not a newer one with the same id and user."""
-    if (one.run_id, one.uid, one.launch) != (run.run_id, run.uid, run.launch):
-        return False
-    known = (processes.get(process.pid) for process in one.all)
-    return any(
-        each is not None and each.start_ticks == now.start_ticks for each, now in zip(known, one.all, strict=True)
-    )
 
 
 def _send_all(processes: Iterable[Process], number: signal.Signals) -> tuple[Process, ...]:

@@ -16,7 +16,7 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import field
 from hashlib import pbkdf2_hmac
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ddplaunch.hosts.json_lines import json_line, message_in
 from ddplaunch.records.user_key import derived, user_key
@@ -126,11 +126,17 @@ def line_with(message: Greeting | Hello | Verdict) -> bytes:
 
 def read_message(line: bytes, kind: type[Message]) -> Message | None:
     """Return the message of this kind in ``line``; None for anything else, such as a stranger's bytes."""
+    data = message_in(line).get(kind.__name__, {})
     try:
-        message = codec.from_plain(message_in(line).get(kind.__name__), kind)
+        message = codec.from_plain(data, kind)
     except ValueError:
         return None
-    return message if _is_sane(message) else None
+    if isinstance(message, Hello) and not _is_bounded({**data, "facts": ""}):
+        return None
+    identity = (message.rendezvous_id if isinstance(message, Verdict) else None) or ""
+    if len(identity) > _TEXT_CHARS or not identity.isprintable():
+        return None  # torchrun's arguments cannot contain a NUL
+    return message
 
 
 def sealed(line: bytes, secret: Secret | None, *context: str) -> bytes:
@@ -145,28 +151,13 @@ def unsealed(line: bytes, secret: Secret | None, *context: str) -> bytes | None:
     return body if secret is None or hmac.compare_digest(proof, secret.proof(body, *context).encode()) else None
 
 
-def _is_sane(message: Greeting | Hello | Verdict) -> bool:
-    """Whether numbers and texts are within bounds; a rendezvous id must be valid in torchrun's arguments."""
-    if isinstance(message, Verdict):
-        return message.rendezvous_id is None or _is_name(message.rendezvous_id)
-    if isinstance(message, Greeting):
-        return True
-    whole = (message.node_rank, message.pid, message.protocol)
-    if not all(0 <= number < 1 << 31 for number in whole):
-        return False
-    texts = (
-        *(message.machine, message.ddplaunch, message.arguments, message.script or "", message.nonce, message.host),
-        *message.launch.values(),
-        *message.sources,
-        *message.sources.values(),
-    )
-    times = (message.started_s, message.clock_s)
-    return all(0 <= seconds < _LAST_S for seconds in times) and all(len(text) <= _TEXT_CHARS for text in texts)
-
-
-def _is_name(value: str) -> bool:
-    """Whether ``value`` is valid in torchrun's arguments, which cannot contain a NUL."""
-    return len(value) <= _TEXT_CHARS and value.isprintable()
+def _is_bounded(value: Any) -> bool:
+    """Whether all numbers and texts in this JSON value are within bounds; what a hello says appears in findings."""
+    if isinstance(value, str):
+        return len(value) <= _TEXT_CHARS
+    if isinstance(value, (int, float)):
+        return 0 <= value < _LAST_S
+    return all(map(_is_bounded, (*value, *value.values()) if isinstance(value, dict) else value or ()))
 
 
 def secrets_of(environ: Mapping[str, str], whence: str) -> tuple[Secret, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from ddplaunch.hosts.json_lines import message_in
-from ddplaunch.hosts.ssh import command, failure, ssh_missing, why_lost
+from ddplaunch.hosts.ssh import command, ssh_missing, why_lost
 from ddplaunch.records.launchers import Launched, Place
 from ddplaunch.values.finding import ExitStatus, Finding, warning
 
@@ -110,7 +110,7 @@ class EachHost:
         while self.open and (left_s := until_s - time.monotonic()) > 0:
             for place, data in self.arrived(left_s):
                 texts[place.node] = (texts[place.node] + data)[-_LONGEST_ANSWER:]
-        self.problems += tuple(failure(place.host, place.python, None, "") for place in self._by_link.values())
+        self.problems += tuple(link.failure(place.python) for link, place in self._by_link.items())
         silent_hosts = {host for finding in self.problems for host in finding.where}
         places = (place for place in self._places.values() if place.host not in silent_hosts)
         return {place.node: message_in(texts[place.node]) for place in places if place.node in texts}
