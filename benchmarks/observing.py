@@ -123,7 +123,7 @@ def main() -> None:
         folder = Path(name)
         (folder / "train.py").write_text(TRAIN)
         bare = {key: value for key, value in os.environ.items() if not key.startswith(("DDPLAUNCH", "PYTHON"))}
-        inside = taking_part(bare, note=str(folder / "note.json"))
+        inside = taking_part(bare, DDPLAUNCH_OBSERVE=folder / "note.json")
         rank = ("env", "-i", f"PATH={bare.get('PATH', '')}", "RANK=0", "WORLD_SIZE=1")
         others = taking_part(bare)  # what a rank takes part in even if it is not observed
         alone = (*rank, *(f"{key}={value}" for key, value in others.items()), sys.executable)

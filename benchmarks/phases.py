@@ -67,7 +67,7 @@ def main() -> None:
         (folder / "train.py").write_text(TRAIN)
         bare = {key: value for key, value in os.environ.items() if not key.startswith(("DDPLAUNCH", "PYTHON"))}
         path = folder / "rank-0.phases.jsonl"
-        inside = taking_part(bare, phases=str(path))
+        inside = taking_part(bare, DDPLAUNCH_PHASES=path)
         python = {
             "alone": ("env", "DDPLAUNCH=", sys.executable, "-W", "ignore"),
             "measured": ("env", *(f"{key}={value}" for key, value in inside.items()), sys.executable, "-W", "ignore"),

@@ -22,7 +22,7 @@ MOST_TOKENS = {
     "explain": 36_294,
     "cli": 45_554,
     "script": 34_000,
-    "agent": 44_300,
+    "agent": 42_000,
     "planning": 40_000,
     "hosts": 21_026,
     "watch": 18_000,

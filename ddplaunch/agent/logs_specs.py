@@ -17,11 +17,12 @@ from torch.distributed.elastic.multiprocessing import api
 
 from ddplaunch.agent.oom_kills import OOM_KILLS_BEFORE, oom_kills
 from ddplaunch.agent.open_files import raise_limit
-from ddplaunch.agent.plugin.outlets import drain, path_of, read_console
+from ddplaunch.agent.plugin.outlets import console_kinds, drain, path_of
 from ddplaunch.agent.plugin.session import Session
 from ddplaunch.agent.plugin.signals import Signals
 from ddplaunch.agent.plugin.torchrun_end import Ending, failures_of
-from ddplaunch.agent.rank_site import breakpoints, taking_part
+from ddplaunch.agent.rank_site import OBSERVE, PHASES, breakpoints, taking_part
+from ddplaunch.agent.rank_site.sitecustomize import ENDED, LIMIT, STACKS
 from ddplaunch.agent.torch_names import ON_SIGNAL, unknown_names
 from ddplaunch.agent.torch_patches import (
     RankCpus,
@@ -105,20 +106,13 @@ class CapturedLogs(api.LogsSpecs):
             self._spares.close()
 
     def _open(self, settings: Settings) -> None:
-        signals = Signals()
-        try:
-            self._guarded(settings, signals)
-        except BaseException:
-            signals.let_go()
-            raise
-
-    def _guarded(self, settings: Settings, signals: Signals) -> None:
+        signals = self._signals = Signals()
         if settings.directory:
             self._log_dir = settings.directory
             with contextlib.suppress(OSError):
                 set_aside(Path(settings.directory), settings.node)
         before = {OOM_KILLS_BEFORE: str(oom_kills() or 0)}
-        session = Session(settings, {**os.environ, **before, SETTINGS: settings.to_json()}, read_console())
+        session = Session(settings, {**os.environ, **before, SETTINGS: settings.to_json()}, console_kinds())
         ending = Ending(session, signals, self._close)
         ending.install()  # first: even if the rest fails, the end is reported and the exit status is the ranks'
         self._session, self._ending = session, ending
@@ -133,8 +127,7 @@ class CapturedLogs(api.LogsSpecs):
             with contextlib.suppress(OSError):  # else torchrun writes to the console; the guard learns of signals later
                 take()
         signals.only_heard()
-        signals.before_ranks(session.signalled, ending.by_signal)
-        self._signals = signals
+        signals.before_ranks(ending.by_signal)
         notice_start(self._all_started)
         notice_failures(self._have_failed)
         wait_for_ranks(settings.grace_s, session.closing)
@@ -155,17 +148,13 @@ class CapturedLogs(api.LogsSpecs):
             alone = settings.shows_alone(rank)
             environ.update(breakpoints(os.environ, stdin_terminal=os.isatty(0), alone=alone))
             environ["TORCHELASTIC_ERROR_FILE"] = "" if directory is None else errors[local_rank]
-            inside = taking_part(
-                os.environ,
-                stacks=settings.stacks,
-                note=str(note_path(directory, rank)) if directory and settings.observe else None,
-                phases=f"{directory}/rank-{rank}.phases.jsonl" if directory and settings.phases else None,
-                memory_bytes=settings.memory_bytes,
-                ended=str(through_path(directory, rank)) if directory else None,
-            )
-            environ.update(inside)
-            if directory is not None and rank == 0:
-                environ[METRICS] = str(metrics_path(directory))
+            wanted: dict[str, object] = {STACKS: settings.stacks and 1, LIMIT: settings.memory_bytes}
+            if directory is not None:
+                wanted[OBSERVE] = settings.observe and note_path(directory, rank)
+                wanted[PHASES] = settings.phases and f"{directory}/rank-{rank}.phases.jsonl"
+                wanted[ENDED] = through_path(directory, rank)
+                wanted[METRICS] = rank == 0 and metrics_path(directory)
+            environ.update(taking_part(os.environ, **wanted))
         return logs_destination(outs, errs, errors)
 
     def _all_started(self, pids: dict[int, int]) -> None:
@@ -183,6 +172,8 @@ class CapturedLogs(api.LogsSpecs):
                 self._session.failures = failures_of({self._ranks[each]: failures[each] for each in failures})
 
     def _do_without(self, exception: Exception) -> None:
+        if self._signals is not None:
+            self._signals.let_go()
         if self._session is not None:
             self._session.give_up(exception)
         else:

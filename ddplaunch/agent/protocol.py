@@ -14,7 +14,6 @@ Plug-in to guard:
   master of a terminal. ``without`` says why ranks write to the console and have no descriptors.
 - ``{"op": "started", "attempt": A, "pids": {"RANK": PID}}`` when all ranks run.
 - ``{"op": "closing", "pids": [PID…]}`` before torchrun ends these ranks: one has failed, or a node failed or joined.
-- ``{"op": "signal", "signal": N}`` when torchrun was told to end.
 - ``{"op": "elsewhere", "outcome": {…}}`` when another node has told, in torchrun's store, how it failed.
 - ``{"op": "end", "state": …, "signal": N, "failures": [RankFailure…], "error": TEXT}``, last.
 Guard to plug-in:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ddplaunch.explain.diagnosis import Diagnosis, Echo, Explanation, Raised, RankEnd
+from ddplaunch.explain.diagnosis import Diagnosis, Echo, Explanation, RankEnd
 from ddplaunch.records.json_files import LARGEST, objects, read_object, replace_file
 from ddplaunch.values.codec import from_plain, plain
 from ddplaunch.values.finding import Finding
@@ -50,7 +50,6 @@ class RankOutcome:
     ended_s: float | None = None
     ended_by: EndedBy | None = None
     last_lines: tuple[str, ...] = ()
-    exception: Raised | None = None
     out: str | None = None
     err: str | None = None
     through: str | None = None

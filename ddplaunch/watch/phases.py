@@ -39,7 +39,7 @@ _ALL_WAIT = 0.5  # of the late rank's wait for data: ranks that wait as long hav
 
 
 class StepLine(NamedTuple):
-    """One line: a step, or sums over ``steps``; times in seconds, ``end_s`` since 1970, ``waited_s`` since step 1."""
+    """One line: a step, or sums over ``steps``; times in seconds, ``end_s`` since 1970, ``waited_s`` for a CPU."""
 
     step: int
     end_s: float
@@ -56,7 +56,7 @@ class StepLine(NamedTuple):
 
 
 class RankFile(NamedTuple):
-    """A rank's file so far. ``facts`` are rank, world_size, device, threads, loader, gradient_bytes, backend."""
+    """A rank's file so far. ``facts`` are world_size, device, threads, loader, gradient_bytes."""
 
     facts: Mapping[str, Any]
     lines: tuple[StepLine, ...]

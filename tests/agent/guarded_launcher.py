@@ -23,7 +23,7 @@ if __name__ == "__main__":
     print(json.dumps(pids), flush=True)
     if sys.argv[2] == "speaks":
         guarded.guard.send_signal(signal.SIGSTOP)
-        send(guarded.channel, {"op": "signal", "signal": signal.SIGTERM})
+        guarded.signalled(signal.SIGTERM)
         send(
             guarded.channel, {"op": "end", "state": "failed", "signal": None, "failures": [], "error": "its own words"}
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.agent.end.conclude import attempt_ended, conclude, last_exception, last_lines
+from ddplaunch.agent.end.conclude import attempt_ended, conclude, last_lines
 from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
 from ddplaunch.agent.protocol import RankFailure
 from ddplaunch.explain.diagnosis import Diagnosis, Echo, Evidence, Raised, UserCall
@@ -107,10 +107,7 @@ def test_last_words(tmp_path: Path) -> None:
     err.write_text("noise\n" * 20_000 + TRACEBACK)
     lines = last_lines(out, err)
     assert len(lines) == 20 and lines[-1] == "ValueError: bad batch"
-    raised = last_exception(out, err)
-    assert raised is not None
-    assert (raised.type, raised.message, raised.frame) == ("ValueError", "bad batch", "train.py:20 in main")
-    assert last_exception(out, None) is None and last_lines(tmp_path / "none", None) == ()
+    assert last_lines(tmp_path / "none", None) == ()
 
 
 class Heard:
@@ -149,7 +146,7 @@ def test_failed_run_is_recorded_and_told(settings: Settings) -> None:
     outcome = json.loads(path.read_text())
     assert outcome["schema"] == 1 and outcome["first_failed_rank"] == 1 and outcome["state"] == "failed"
     ranks = outcome["attempts"][0]["ranks"]
-    assert ranks[1]["exception"] == {
+    assert outcome["diagnosis"]["exception"] == {
         "type": "ValueError",
         "message": "bad batch",
         "frame": "train.py:20 in main",

@@ -46,7 +46,7 @@ def test_a_thread_that_never_finishes_does_not_keep_the_rank(tmp_path: Path) -> 
 def ran(program: str, folder: Path) -> None:
     """Run ``program`` as a rank that is looked at from inside, to its good end."""
     environ = clean_environment()
-    environ |= taking_part(environ, stacks=True)
+    environ |= taking_part(environ, DDPLAUNCH_STACKS="1")
     subprocess.run([sys.executable, "-c", program], cwd=folder, env=environ, check=True, timeout=60)
 
 
@@ -54,7 +54,7 @@ def note_of(program: str, folder: Path) -> str | None:
     """Return what a rank that runs ``program`` notes at its end, None without a note."""
     environ = clean_environment()
     path = folder / "rank-0.through"
-    environ |= taking_part(environ, ended=str(path))
+    environ |= taking_part(environ, DDPLAUNCH_ENDED=path)
     subprocess.run([sys.executable, "-c", program], cwd=folder, env=environ, check=False, timeout=60)
     return path.read_text() if path.exists() else None
 

@@ -110,7 +110,7 @@ def guarded(
         said.open("wb") as err,
         Guarded(folder, subprocess.DEVNULL, err, hang_timeout_s=hang_timeout_s, **settings) as one,
     ):
-        one.environment.update(taking_part({"PYTHONPATH": str(library)}, stacks=True))
+        one.environment.update(taking_part({"PYTHONPATH": str(library)}, DDPLAUNCH_STACKS="1"))
         one.attempt(programs)
         yield one, said
 

@@ -26,7 +26,7 @@ def test_a_rank_without_torch_or_with_a_broken_one(tmp_path: Path) -> None:
     (broken / "optim" / "optimizer.py").write_text("register_optimizer_step_post_hook = 7\n")
     environ = clean_environment(RANK="0", PYTHONPATH=str(tmp_path))
     seen = []
-    for more in ({}, taking_part(environ, note=str(tmp_path / "note.json"))):
+    for more in ({}, taking_part(environ, DDPLAUNCH_OBSERVE=tmp_path / "note.json")):
         done = subprocess.run(
             [sys.executable, str(script)], env={**environ, **more}, capture_output=True, text=True, check=False
         )

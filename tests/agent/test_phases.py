@@ -157,7 +157,7 @@ def test_lines_are_sums_after_a_while(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [(line.step, line.steps) for line in read] == [(1, 1), (2, 1), (3, 1), (7, 4), (11, 4), (13, 2)]
     assert read[3].wall_s == pytest.approx(1.2) and read[3].samples == 16 and read[3].forward_s is None
     with pytest.raises(FileExistsError):
-        StepFile(str(tmp_path / "rank-0.phases.jsonl"))
+        StepFile(str(tmp_path / "rank-0.phases.jsonl")).flush()
 
 
 class Module:
@@ -187,7 +187,7 @@ class Module:
 def test_communication_is_what_the_backward_pass_does_not_hide() -> None:
     module = Module()
     comm = Communication([lambda: module])
-    assert comm.of_step_us(comm.of_passes_us(), None) is None and module.rate == 1
+    assert comm.of_step_us(comm.of_passes_us(), 0.0) is None and module.rate == 1
     for waited_us in (7, 90, 10):  # each step has what its own passes waited
         module.passes(waited_us)
         assert comm.of_passes_us() == waited_us
@@ -266,12 +266,7 @@ def test_a_run_says_where_its_time_went_and_who_was_late(
     assert "waiting for data takes it longer" in said
     assert "phases:" not in plain.stderr
     files = read_phases(tmp_path / ".ddplaunch" / "runs" / "r" / "node-0" / "attempt-0", [0, 1])
-    assert (
-        len(files) == 2
-        and files[0].facts["gradient_bytes"] == 36
-        and files[0].facts["backend"] == "gloo"
-        and files[1].facts["loader"]["batch_size"] == 8
-    )
+    assert len(files) == 2 and files[0].facts["gradient_bytes"] == 36 and files[1].facts["loader"]["batch_size"] == 8
     late, other = (sum(line.data_s or 0 for line in files[rank].lines) for rank in (1, 0))
     assert late > 2 * other
     assert sum(line.comm_s or 0 for line in files[0].lines) > 2 * sum(line.comm_s or 0 for line in files[1].lines)
@@ -326,7 +321,7 @@ def test_a_file_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
         "print(sorted(name for name in sys.modules if name.startswith('ddplaunch')), 'PYTHONPATH' in os.environ)\n"
     )
     environ = clean_environment()
-    inside = taking_part(environ, phases=str(tmp_path / "gone" / "rank-0"))
+    inside = taking_part(environ, DDPLAUNCH_PHASES=tmp_path / "gone" / "rank-0")
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "train.py"],
         cwd=tmp_path,

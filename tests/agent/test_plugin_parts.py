@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pty
-import struct
-import termios
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,62 +13,42 @@ import pytest
 from ddplaunch.agent.end.evidence import kernel_lines
 from ddplaunch.agent.oom_kills import oom_kills
 from ddplaunch.agent.plugin.outlets import (
-    LauncherStreams,
     close,
+    console_kinds,
     drain,
-    kinds,
     open_outlets,
     path_of,
-    read_console,
 )
 from ddplaunch.agent.plugin.session import guard_argv
 from ddplaunch.agent.plugin.torchrun_end import error_text, failures_of, fallback_status
 from ddplaunch.records.find import read_run
 from ddplaunch.records.own.run_lock import set_aside
 
-PIPES = LauncherStreams(False, False, False)
 
-
-@pytest.mark.parametrize(
-    ("console", "shown"),
-    [
-        (LauncherStreams(True, True, True), ("terminal",)),
-        (LauncherStreams(True, True, False), ("terminal", "terminal")),  # two terminals
-        (LauncherStreams(False, True, False), ("pipe", "terminal")),  # > out.txt
-        (LauncherStreams(True, False, False), ("terminal", "pipe")),  # 2> err.txt
-        (LauncherStreams(False, False, True), ("pipe",)),  # 2>&1 | tee
-        (PIPES, ("pipe", "pipe")),
-    ],
-)
-def test_what_the_shown_rank_gets(console: LauncherStreams, shown: tuple[str, ...]) -> None:
-    assert kinds(True, console) == shown
-    assert kinds(False, console) == ("pipe", "pipe")
-
-
-def test_console_is_recognised() -> None:
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 77, 0, 0))
-    reading, writing = os.pipe()
+def test_what_the_shown_rank_gets() -> None:
+    ends = [pty.openpty(), pty.openpty(), os.pipe(), os.pipe()]
+    one, other, writing, log = (end for _, end in ends)
     same = os.dup(writing)
     try:
-        assert read_console(slave, slave) == LauncherStreams(True, True, True, (24, 77))
-        assert read_console(writing, slave) == LauncherStreams(False, True, False, (24, 77))
-        assert read_console(writing, same) == LauncherStreams(False, False, True)
-        assert read_console(reading, slave).one_file is False
+        assert console_kinds(one, one) == ("terminal",)
+        assert console_kinds(one, other) == ("terminal", "terminal")  # two terminals
+        assert console_kinds(writing, one) == ("pipe", "terminal")  # > out.txt
+        assert console_kinds(one, writing) == ("terminal", "pipe")  # 2> err.txt
+        assert console_kinds(writing, same) == ("pipe",)  # 2>&1 | tee
+        assert console_kinds(writing, log) == ("pipe", "pipe")
     finally:
-        for descriptor in (master, slave, reading, writing, same):
+        for descriptor in (same, *(descriptor for pair in ends for descriptor in pair)):
             os.close(descriptor)
-    assert read_console(writing, slave) == PIPES, "both are closed"
+    assert console_kinds(writing, one) == ("pipe", "pipe"), "both are closed"
 
 
 def test_outlets_carry_bytes_as_they_are() -> None:
-    outlets = open_outlets(("pipe", "terminal"), LauncherStreams(True, True, False, (5, 6)))
+    outlets = open_outlets(("pipe", "terminal"))
     for outlet in outlets:
         assert not os.get_inheritable(outlet.read) and not os.get_inheritable(outlet.write)
         with open(path_of(outlet.write), "w") as stream:  # as torchrun opens it
             stream.write("a\nb\t\x1b[1m\r")
         assert os.read(outlet.read, 100) == b"a\nb\t\x1b[1m\r"
-    assert os.get_terminal_size(outlets[1].write) == (6, 5)
     close(outlets)
     with pytest.raises(OSError):
         os.fstat(outlets[0].read)

@@ -384,7 +384,7 @@ def running(program: str, *, shows: bool = True, shell: bool = False) -> Iterato
     command = [sys.executable, "-c", program]
     with subprocess.Popen(
         ["/bin/sh", "-c", '"$@"; true', "sh", *command] if shell else command,
-        env={**environ, **(taking_part(environ, stacks=True) if shows else {})},
+        env={**environ, **(taking_part(environ, DDPLAUNCH_STACKS="1") if shows else {})},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -467,7 +467,7 @@ def test_a_script_sees_nothing_of_it(tmp_path: Path) -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHONPATH", "DDPLAUNCH"))}
     for before in ({}, {"PYTHONPATH": str(tmp_path)}):
         seen = []
-        for more in ({}, taking_part({**environ, **before}, stacks=True)):
+        for more in ({}, taking_part({**environ, **before}, DDPLAUNCH_STACKS="1")):
             command = [sys.executable, "-u", str(tmp_path / "probe.py")]
             done = subprocess.run(
                 command, env={**environ, **before, **more}, capture_output=True, text=True, check=True
@@ -483,7 +483,7 @@ def test_a_script_sees_nothing_of_it(tmp_path: Path) -> None:
 
 def test_the_command_shows_the_odd_one_out_first(tmp_path: Path, call: Call) -> None:
     with Guarded(tmp_path, subprocess.DEVNULL, subprocess.DEVNULL) as one:
-        one.environment.update(LOCAL_RANK="0", **taking_part({}, stacks=True))
+        one.environment.update(LOCAL_RANK="0", **taking_part({}, DDPLAUNCH_STACKS="1"))
         one.attempt([THREADS, LOOP, THREADS])
         until(lambda: all(one.file(f"attempt-0/rank-{each}.out") for each in range(3)), "they run")
         said = call("stacks", one.run_id, "--full")

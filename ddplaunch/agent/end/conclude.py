@@ -16,9 +16,8 @@ from pathlib import Path
 
 from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
 from ddplaunch.agent.end.evidence import announced, explain_attempt, has_other_nodes
-from ddplaunch.explain.diagnosis import VAGUE, Diagnosis, Explanation, Raised
-from ddplaunch.explain.read.lines import clean, frames, read_lines
-from ddplaunch.explain.read.traceback import Tracebacks
+from ddplaunch.explain.diagnosis import VAGUE, Diagnosis, Explanation
+from ddplaunch.explain.read.lines import clean, frames
 from ddplaunch.machine.files import read_end
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.directory import path_text
@@ -96,14 +95,18 @@ def conclude(
     directory = Path(settings.directory) if settings.directory else None
     if directory is not None and outcome.state == "failed" and not settings.node:
         outcome = replace(outcome, previous=_before(directory, outcome))
-    problem = "no run directory was named" if directory is None else _written(directory, outcome)
+    problem = _written(directory, outcome)
     decided, cause = _decided_elsewhere(settings, ended, outcome, hear)
-    if directory is not None and decided is not outcome:
+    if decided is not outcome:
         problem = _written(directory, decided)
     outcome = decided
-    if cause is not None and "SLURM_STEP_ID" in os.environ:  # that node reports on the same console
-        if not (settings.silent or settings.node):
-            say(node_failed_text(outcome, cause, settings.directory, Terminal.of(sys.stderr)))
+    kept = directory is not None and problem is None  # else the launcher of all hosts could not read it
+    one_console = "SLURM_STEP_ID" in os.environ  # of all nodes
+    alike = cause is not None or outcome.state in ("succeeded", "terminated") or _left_in_time(ended, outcome)
+    if (settings.silent and kept) or (one_console and settings.node and alike):
+        return outcome.exit_status
+    if cause is not None and one_console:  # that node says why
+        say(node_failed_text(outcome, cause, settings.directory, Terminal.of(sys.stderr)))
         return outcome.exit_status
     text = outcome_text(
         outcome,
@@ -115,10 +118,8 @@ def conclude(
         unrecorded="; ".join(filter(None, (ended.unrecorded, problem))) or None,
         notices=ended.told,
     )
-    kept = directory is not None and problem is None  # else the launcher of all hosts could not read it
-    if not (settings.silent and kept) and not _node_0_says_it(settings, ended, outcome):
-        fine = outcome.state == "succeeded" and not (outcome.findings or outcome.notes or problem)
-        say(_phases(settings, last) + ("" if settings.quiet and fine else text))
+    fine = outcome.state == "succeeded" and not (outcome.findings or outcome.notes or problem)
+    say(_phases(settings, last) + ("" if settings.quiet and fine else text))
     return outcome.exit_status
 
 
@@ -129,8 +130,10 @@ def _typed_s() -> float | None:
     return None
 
 
-def _written(directory: Path, outcome: RunOutcome) -> str | None:
+def _written(directory: Path | None, outcome: RunOutcome) -> str | None:
     """Write the outcome; return the reason as a clause if that fails, else None."""
+    if directory is None:
+        return "no run directory was named"
     problem = write_outcome(directory, outcome)
     return problem and f"outcome.json: {problem}"
 
@@ -145,17 +148,17 @@ def _before(directory: Path, outcome: RunOutcome) -> PreviousRun | None:
         return None
 
 
-def _node_0_says_it(settings: Settings, ended: EndedRun, outcome: RunOutcome) -> bool:
-    """Return whether node 0 reports this end too: all nodes of a Slurm step ended alike, and share one console."""
-    told = ended.announced is not None and outcome.diagnosis is not None and outcome.diagnosis.code == "terminated"
-    alike = told or outcome.state in ("succeeded", "terminated")
-    return alike and bool(settings.node) and "SLURM_STEP_ID" in os.environ
+def _left_in_time(ended: EndedRun, outcome: RunOutcome) -> bool:
+    """Return whether ranks left because a scheduler had announced the end to them."""
+    return ended.announced is not None and outcome.diagnosis is not None and outcome.diagnosis.code == "terminated"
 
 
 def _decided_elsewhere(
     settings: Settings, ended: EndedRun, outcome: RunOutcome, hear: Callable[[float], None]
 ) -> tuple[RunOutcome, int | None]:
     """Return the outcome, with the cause from Slurm or from another node if there is one, and that node or None."""
+    if ended.stopped is not None:
+        return outcome, None
     scheduled = _by_the_scheduler(settings, ended) or announced(settings, ended, outcome)
     if scheduled is not None:
         return replace(outcome, diagnosis=scheduled), None
@@ -183,20 +186,13 @@ def _only_survived(outcome: RunOutcome) -> bool:
 def _told_by_another(ended: EndedRun, outcome: RunOutcome) -> RunOutcome | None:
     """Return the outcome that another node sent, unless this one succeeded or one of its ranks failed earlier."""
     told = outcome_of(ended.elsewhere) if ended.elsewhere else None
-    if told is None or outcome.state == "succeeded":
+    if told is None or told.diagnosis is None or outcome.state == "succeeded":
         return None
     if told.state != "failed" and "SLURM_STEP_ID" in os.environ:
         return None  # Slurm ended all nodes
     mine = outcome.state == "failed" and not _only_survived(outcome)
     if mine and first_failed_node({outcome.node: outcome, told.node: told}) is outcome:
         return None
-    if told.diagnosis is None:
-        name = f"node {told.node} ({told.host})"
-        how = f"with status {told.exit_status}" if told.exit_status < 128 else f"by signal {told.exit_status - 128}"
-        why = "a job goes on only with all of its nodes, so this one was ended too"
-        fixes = (f"what was printed on {told.host}, and `ddplaunch explain {told.run_id}` there",)
-        what = f"{name} was ended {how}"
-        return replace(told, diagnosis=Diagnosis("terminated", "observed", what, why, fixes, host=told.host))
     return told
 
 
@@ -219,8 +215,7 @@ def caused_by(outcome: RunOutcome, cause: RunOutcome) -> RunOutcome:
 
 def _by_the_scheduler(settings: Settings, ended: EndedRun) -> Diagnosis | None:
     """Ask Slurm why it sent SIGTERM, only on node 0 to spare the controller. The outcome is already on disk."""
-    told = ended.state == "signal" and ended.signal == signal.SIGTERM and ended.stopped is None
-    if not told or "SLURM_JOB_ID" not in os.environ or settings.node:
+    if ended.state != "signal" or ended.signal != signal.SIGTERM or settings.node:
         return None
     from ddplaunch.hosts.slurm.job_reasons import why_ended
 
@@ -277,9 +272,7 @@ def _attempt(
 def _with_last_words(rank: RankOutcome, directory: Path, attempt: EndedAttempt) -> RankOutcome:
     out, err = (None if name is None else directory / name for name in (rank.out, rank.err))
     unwritten = (attempt.unwritten.get(rank.out or "", b""), attempt.unwritten.get(rank.err or "", b""))
-    failed = bool(rank.exit_code or rank.signal)
-    raised = last_exception(out, err, unwritten) if failed else None
-    return replace(rank, last_lines=last_lines(out, err, unwritten), exception=raised)
+    return replace(rank, last_lines=last_lines(out, err, unwritten))
 
 
 def _tail(path: Path | None, unwritten: bytes) -> list[str]:
@@ -302,12 +295,3 @@ def last_lines(out: Path | None, err: Path | None, unwritten: tuple[bytes, bytes
     tail = _tail(err, unwritten[1]) or _tail(out, unwritten[0])
     lines = [clean(frames(line.rstrip("\r"))[-1]).rstrip()[:_LINE_CHARS] for line in tail]
     return tuple([line for line in lines if line][-_LINES:])
-
-
-def last_exception(out: Path | None, err: Path | None, unwritten: tuple[bytes, bytes] = _ALL_WRITTEN) -> Raised | None:
-    """Return the exception of the last traceback that is not handled and not a side thread's."""
-    reader = Tracebacks()
-    for line in read_lines(enumerate(_tail(err, unwritten[1]) or _tail(out, unwritten[0]), 1), "tail"):
-        reader.feed(line)
-    ended = [each for each in reader.finish() if not each.handled and not each.side]
-    return ended[-1].raised if ended else None

@@ -21,7 +21,7 @@ from ddplaunch.values.frozen import dataclass
 class EndedAttempt:
     """One start of this node's ranks; ``attempt`` counts from 0, ``first`` is the rank seen to fail first.
 
-    In ``ranks``, ``last_lines`` and ``exception`` are not filled in yet. ``unwritten`` is the last output that could
+    In ``ranks``, ``last_lines`` are not filled in yet. ``unwritten`` is the last output that could
     not be written to disk, by its file's name in the record. ``stacks`` are the ranks' stacks from when the first rank
     printed that a collective had timed out.
     """

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Sequence
@@ -20,7 +22,6 @@ from ddplaunch.records.explain_sources import facts_of_run, log_sources
 from ddplaunch.records.find import read_run
 from ddplaunch.records.first_failure import first_failed, steady_s
 from ddplaunch.records.outcome import RunOutcome, rank_end
-from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import size_text
 
 _MOST_LINES = 400
@@ -82,16 +83,15 @@ def _sources(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun |
     """Return the files of the attempt, and torchrun's own messages if the run is over."""
     base = Path(settings.directory or ".")
     ranks = () if attempt is None else attempt.ranks
-    wanted: list[tuple[str, int | None, str]]
-    wanted = [(name, one.rank, one.host) for one in ranks for name in (one.out, one.err) if name]
-    if ended is not None:
-        wanted.append((_launcher_err(settings), None, ended.host))
     unwritten = {} if attempt is None else attempt.unwritten
-    return [
-        source
-        for name, rank, host in wanted
-        for source in log_sources(base, name, rank, host, unwritten.get(name, b""))
-    ]
+    sources: list[LogSource] = []
+    for one in ranks:
+        for name in filter(None, (one.out, one.err)):
+            sources += log_sources(base, name, one.rank, one.host, unwritten.get(name, b""))
+    if ended is not None:
+        name = f"node-{settings.node}/launcher.err"
+        sources += log_sources(base, name, None, ended.host, unwritten.get(name, b""))
+    return sources
 
 
 def _facts(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | None) -> RunFacts:
@@ -107,8 +107,8 @@ def _facts(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | N
         signal=None if ended is None else ended.signal,
         oom_kills=now - int(before) if now is not None and before.isdecimal() else None,
         dmesg=kernel_lines(attempt.started_s) if attempt is not None else (),
-        shm_free_bytes=None if isinstance(shm, Unavailable) else shm.free_bytes,
-        shm_size_bytes=None if isinstance(shm, Unavailable) else shm.size_bytes,
+        shm_free_bytes=getattr(shm, "free_bytes", None),
+        shm_size_bytes=getattr(shm, "size_bytes", None),
         full_disks=full_disks([settings.directory or ".", ".", *settings.outputs]),
         stopped_by=None if stop is None or stop.launcher_lost else stop.user,
         launcher_lost=stop is not None and stop.launcher_lost,
@@ -117,24 +117,14 @@ def _facts(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | N
 
 
 def full_disks(folders: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Return the full ones of ``folders``, home and the temporary folder, as (folder, how much is free).
-
-    Each file system is returned once. Full means: less than 1 % or 1 MiB free, whichever is less, or no free inode
-    (statvfs(3)).
-    """
-    found: dict[int, tuple[str, str]] = {}
+    """Return those of ``folders``, home and the temporary folder that have no room, as (folder, how much is free)."""
+    folder_by_room: dict[str, str] = {}
     for folder in (*folders, "~", os.environ.get("TMPDIR", "/tmp")):
-        try:
-            path = Path(folder).expanduser()
-            device, status = path.stat().st_dev, os.statvfs(path)
-        except (OSError, ValueError, RuntimeError):
-            continue
-        size, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
-        if size and free < min(_FULL_BYTES, size // 100) + status.f_frsize:
-            found.setdefault(device, (folder, f"{size_text(free)} of {size_text(size)} are free"))
-        elif status.f_files and not status.f_favail:
-            found.setdefault(device, (folder, "no inode is free"))
-    return tuple(found.values())
+        with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: no home
+            size_bytes, _, free_bytes = shutil.disk_usage(Path(folder).expanduser())
+            if free_bytes < _FULL_BYTES:
+                folder_by_room.setdefault(f"{size_text(free_bytes)} of {size_text(size_bytes)} are free", folder)
+    return tuple((folder, room) for room, folder in folder_by_room.items())
 
 
 def _stop_note(settings: Settings, ended: EndedRun | None) -> StopNote | None:
@@ -160,7 +150,7 @@ def announced(settings: Settings, ended: EndedRun, outcome: RunOutcome) -> Diagn
     why = "schedulers announce an end by it, and a rank that has saved leaves then; no line gives another reason"
     fixes = ("nothing, if the script saves then and resumes: `--signal` with `--requeue` queues its job again",)
     said = Diagnosis("terminated", "observed", how, why, fixes, left.rank, left.host or ended.host)
-    if "SLURM_JOB_ID" not in os.environ or settings.node:
+    if settings.node:
         return said
     from ddplaunch.hosts.slurm.job_reasons import why_ended
 
@@ -168,11 +158,6 @@ def announced(settings: Settings, ended: EndedRun, outcome: RunOutcome) -> Diagn
     if slurms is None or slurms.code != "time-limit":
         return slurms or said
     return replace(said, code=slurms.code, what=slurms.what, evidence=slurms.evidence)
-
-
-def _launcher_err(settings: Settings) -> str:
-    """Return the name of the file with torchrun's own messages, relative to the run's directory."""
-    return f"node-{settings.node}/launcher.err"
 
 
 def kernel_lines(since_s: float) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The ranks of one attempt: when and how each started and ended, and the numbers that they noted while training.
+"""The ranks of one attempt: when and how each started and ended.
 
 A pidfd becomes readable when its process ends (pidfd_open(2)), so ends are seen in order, without polling. torchrun
 polls every 0.1 s; until then an ended rank is a zombie, and /proc shows its status.
@@ -6,16 +6,11 @@ polls every 0.1 s; until then an ended rank is a zombie, and /proc shows its sta
 
 from __future__ import annotations
 
-import _thread
-import contextlib
-import importlib
 import json
 import os
 import signal
-import sys
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ddplaunch.agent.guard.sweep import Owner
 from ddplaunch.agent.protocol import Rank, RankFailure
@@ -23,19 +18,13 @@ from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.process_table import read_stat
 from ddplaunch.machine.processes.stop_processes import status_of_reaped
 from ddplaunch.records.first_failure import SeenEnd, first_to_fail, steady_s, who_ended
-from ddplaunch.records.json_files import replace_file
 from ddplaunch.values.words import signal_name
 
 if TYPE_CHECKING:
     from ddplaunch.agent.end.ended import EndedAttempt
-    from ddplaunch.agent.guard.loop import Loop
     from ddplaunch.explain.stacks.parse import RankStack
     from ddplaunch.machine.processes.process_table import ProcessStat
     from ddplaunch.planning.settings import Settings
-    from ddplaunch.values.finding import Finding
-
-    #: Does work beside the loop, in order; the text is what is said if it raises.
-    Aside = Callable[[Callable[[], None], str], None]
 
 
 class RankLife:
@@ -123,18 +112,6 @@ class Attempt:
             one.status = one.status if reaped is None else reaped
         os.close(handle)
 
-    def looking_around(self, node_directory: str | None) -> Callable[[], object]:
-        """Return a function that records ranks' stacks in a thread, to be called when a collective has timed out.
-
-        Time is short, but importing the code takes 80 ms: less than a rank needs to end and torchrun to notice it.
-        """
-
-        def work() -> None:
-            with contextlib.suppress(Exception):
-                importlib.import_module("ddplaunch.agent.guard.hang_report").look_around(self, node_directory)
-
-        return lambda: _thread.start_new_thread(work, ())
-
     def _note(self, one: RankLife) -> None:
         one.ended_s = steady_s()
         one.told_to_end = self.ordered_to_end
@@ -162,16 +139,16 @@ class Attempt:
         ordered, unordered = ([one.end() for one in ranks if not one.closed] for ranks in (self.order, others))
         self.first = first_to_fail(ordered, unordered)
 
-    def ended(self, node: int, host: str, unwritten: Mapping[str, bytes], directory: str | None = None) -> EndedAttempt:
-        """Return the attempt as it is known now; ``node`` is the number of this ``host`` in the record.
+    def ended(self, settings: Settings, host: str, unwritten: Mapping[str, bytes]) -> EndedAttempt:
+        """Return the attempt as it is known now.
 
-        ``unwritten`` is output that could not be written, by its file's name in the node's ``directory``.
+        ``unwritten`` is output that could not be written, by its file's name in the node's directory.
         """
         from ddplaunch.agent.end.ended import EndedAttempt
         from ddplaunch.records.directory import read_through
         from ddplaunch.records.outcome import RankOutcome
 
-        folder = f"node-{node}/attempt-{self.number}"
+        folder = f"node-{settings.node}/attempt-{self.number}"
         ranks = tuple(
             RankOutcome(
                 rank=one.rank,
@@ -185,7 +162,7 @@ class Attempt:
                 ended_by="launcher" if one.closed else who_ended(end, self.first),
                 out=f"{folder}/rank-{one.rank}.out" if "out" in one.streams else None,
                 err=f"{folder}/rank-{one.rank}.err" if "err" in one.streams else None,
-                through=read_through(f"{directory}/attempt-{self.number}/rank-{one.rank}.through")
+                through=read_through(f"{settings.directory}/{folder}/rank-{one.rank}.through")
                 if end.signal == signal.SIGABRT
                 else None,
             )
@@ -193,15 +170,18 @@ class Attempt:
             for end in [one.end()]
         )
         first = None if self.first is None else self.first.rank
-        kept = {f"node-{node}/{name}": data for name, data in unwritten.items()}
+        kept = {f"node-{settings.node}/{name}": data for name, data in unwritten.items()}
         ended_s = self.ended_s or steady_s()
         return EndedAttempt(self.number, self.started_s, ended_s, ranks, first, kept, self.stacks)
 
 
-def processes_note(run_id: str | None, host: str, launcher: ProcessStat | None, attempt: Attempt) -> dict[str, Any]:
-    """Return the contents of ``processes.json``; ``start_time`` tells a process from a later one with the same pid."""
+def processes_note(run_id: str | None, host: str, launcher: ProcessStat | None, attempt: Attempt) -> str:
+    """Return the text of ``processes.json``, from which `ps` and `clean` recognise ranks.
+
+    ``start_time`` tells a process from a later one with the same pid.
+    """
     own = read_stat(os.getpid())
-    return {
+    processes = {
         "schema": 1,
         "run_id": run_id,
         "host": host,
@@ -214,75 +194,4 @@ def processes_note(run_id: str | None, host: str, launcher: ProcessStat | None, 
             for one in attempt.ranks.values()
         ],
     }
-
-
-class Told:
-    """Findings during the run: shown once, and kept for `ps` and for the final report. Called from threads."""
-
-    def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
-        """``say`` writes to the console."""
-        self._settings, self._say = settings, say
-        self._all: tuple[Finding, ...] = ()
-        #: The first line of each finding.
-        self.whats: tuple[str, ...] = ()
-
-    def tell(self, findings: Sequence[Finding]) -> None:
-        """Show the findings, and add them to the record."""
-        from ddplaunch.records.outcome import write_findings
-        from ddplaunch.ui.speech import findings_text
-        from ddplaunch.ui.terminal import Terminal
-
-        self._all += tuple(findings)
-        if self._settings.node_directory is not None:
-            write_findings(self._settings.node_directory, self._all)
-        self.whats = tuple(finding.what for finding in self._all)
-        self._say(findings_text(findings, Terminal.of(sys.stderr)) + "\n")
-
-
-_EVERY_S = 2.0  # between two checks for the files
-
-
-class NumbersWatch:
-    """Waits until all ranks of an attempt have noted their first optimizer steps, and reports differences to the plan.
-
-    It checks now and then whether the ranks' files exist; nothing is read or imported until all of them do.
-    """
-
-    def __init__(self, settings: Settings, loop: Loop, aside: Aside, told: Told) -> None:
-        """Wait for nothing yet. Only node 0 reports findings, because all nodes have the same numbers."""
-        self._settings, self._loop, self._aside, self._told = settings, loop, aside, told
-        self._folder = ""
-        self._ranks: tuple[int, ...] = ()
-
-    def begin(self, attempt: int, ranks: Iterable[int]) -> None:
-        """Wait for the notes of an attempt that has just started."""
-        if self._settings.observe and self._settings.node_directory is not None:
-            self._folder, self._ranks = f"{self._settings.node_directory}/attempt-{attempt}", tuple(ranks)
-            self._wait()
-
-    def _wait(self) -> None:
-        self._loop.at(time.monotonic() + _EVERY_S, self._look)
-
-    def _look(self) -> None:
-        if all(os.path.exists(f"{self._folder}/rank-{rank}.observed.json") for rank in self._ranks):  # noqa: PTH110
-            self._aside(self._compare, "the ranks' notes could not be compared")
-        else:
-            self._wait()
-
-    def _compare(self) -> None:
-        from ddplaunch.watch import observed
-
-        folder = self._folder
-        seen = observed.look(folder, self._ranks, os.environ, self._settings.ignore)
-        if self._folder != folder:
-            return  # a new attempt has begun
-        if not seen.over:
-            self._wait()
-        elif seen.findings and not self._settings.node:
-            self._told.tell(seen.findings)
-
-
-def note_processes(path: str, table: dict[str, Any]) -> None:
-    """Write ``processes.json``, from which `ps` and `clean` recognise ranks."""
-    with contextlib.suppress(OSError):
-        replace_file(path, json.dumps(table, indent=2) + "\n")
+    return json.dumps(processes, indent=2) + "\n"

@@ -6,7 +6,6 @@ is busy or dies. ``ddplaunch.agent.protocol`` describes the messages that it rec
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import importlib
 import os
@@ -14,19 +13,22 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.agent.guard.attempt import Attempt, NumbersWatch, Told, note_processes, processes_note
-from ddplaunch.agent.guard.loop import LauncherSignals, Loop
+from ddplaunch.agent.guard.attempt import Attempt, processes_note
+from ddplaunch.agent.guard.loop import Guarding, LauncherSignals, Loop
+from ddplaunch.agent.guard.numbers_watch import NumbersWatch
 from ddplaunch.agent.guard.output import Console, Writer
 from ddplaunch.agent.guard.rank_streams import Streams
 from ddplaunch.agent.guard.record_file import record_crash
 from ddplaunch.agent.guard.sweep import Owner, Sweeps, grace_of_left, left_by, unannounced
 from ddplaunch.agent.protocol import RankFailure, receive, send
-from ddplaunch.machine.processes.process_table import ProcessStat, is_ending, own_processes, read_stat
+from ddplaunch.machine.processes.process_table import is_ending, own_processes, read_stat
 from ddplaunch.machine.processes.stop_processes import send_signal
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.first_failure import steady_s
+from ddplaunch.records.json_files import replace_file
 from ddplaunch.values.variable_names import LAUNCH, SETTINGS
 
 if TYPE_CHECKING:
@@ -43,7 +45,8 @@ def main(descriptor: int) -> None:
     settings = Settings()
     try:
         settings = Settings.from_json(os.environ.get(SETTINGS) or "{}")
-        _prepare_process()
+        with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
+            file.write("ddplaunch-guard")  # the name in process tables
         channel = socket.socket(fileno=descriptor)
         os.set_inheritable(descriptor, False)
         exit_status = GuardedRun(channel, settings).guard()
@@ -70,23 +73,25 @@ class GuardedRun:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._console = Console(self._wake)
         self._console.hurried = self._hurried
-        self._directory = settings.node_directory
         self._streams = Streams(self._loop, self._console, self._wake, settings, self._host)
         self._attempts: list[Attempt] = []
         self._sweeps = Sweeps(self._loop.at)
         self._end: dict[str, Any] = {}  # torchrun's "end" message
         self._elsewhere: dict[str, Any] = {}  # how another node ended
-        self._launcher_died = self._killed = self._prepared = False
-        self._signal: int | None = None  # the one that told torchrun to end
+        self._launcher_died = self._killed = False
         self._stopped: Diagnosis | None = None  # why the run was ended at a time-out
         self._background = Writer(self._wake, 0)
-        self._watch_hangs()
-        self._told_of = Told(settings, self._console.say)
-        self._numbers = NumbersWatch(settings, self._loop, self._aside, self._told_of)
+        run = Guarding(settings, self._loop, self._console.say, self._aside, self._latest)
+        if settings.hang_timeout_s is not None or settings.timeout_s is not None:
+            from ddplaunch.agent.guard.hang_watch import HangWatch
+
+            began_s = self._launcher.started_s if self._launcher else time.time()
+            HangWatch(run, self._streams, self._host, began_s, self._stop)
+        self._numbers = NumbersWatch(run)
         self._loop.watch(channel.fileno(), self._told)
         self._loop.watch(self._wake, self._woken)
         self._loop.watch_process(self._launcher_pid, self._launcher_ended)
-        self._signals = LauncherSignals(settings, self._loop, self._latest, self._console.say)
+        self._signals = LauncherSignals(run)
 
     def guard(self) -> int:
         """Guard the run until it has ended and none of its processes is left; return its exit status."""
@@ -128,20 +133,20 @@ class GuardedRun:
             ended_s=steady_s(),
             attempts=tuple(map(self._ended_attempt, self._attempts)),
             state=state,
-            signal=self._end.get("signal") or self._signal,
+            signal=self._end.get("signal") or self._signals.first,
             launcher_died=self._launcher_died,
             error=self._end.get("error") or "",
             failures=tuple(self._end.get("failures") or ()),
             left_over=tuple(sorted(self._sweeps.ended)),
             unrecorded=self._streams.unrecorded(),
             stopped=self._stopped if state != "succeeded" else None,
-            told=self._told_of.whats,
+            told=self._numbers.told(),
             elsewhere=self._elsewhere,
             announced=self._signals.announced,
         )
 
     def _ended_attempt(self, attempt: Attempt) -> EndedAttempt:
-        return attempt.ended(self._settings.node, self._host, self._streams.unwritten(), self._settings.node_directory)
+        return attempt.ended(self._settings, self._host, self._streams.unwritten())
 
     def _latest(self) -> Attempt | None:
         """Return the attempt whose ranks run; None before the first one and after the end of the run."""
@@ -159,23 +164,6 @@ class GuardedRun:
 
         self._background.put(safely)
 
-    def _watch_hangs(self) -> None:
-        if self._settings.hang_timeout_s is None and self._settings.timeout_s is None:
-            return
-        from ddplaunch.agent.guard.hang_watch import HangWatch
-
-        HangWatch(
-            self._settings,
-            self._host,
-            self._launcher.started_s if self._launcher else time.time(),
-            self._streams,
-            self._loop,
-            aside=self._aside,
-            latest=lambda: attempt if (attempt := self._latest()) and attempt.announced else None,
-            say=self._console.say,
-            stop=self._stop,
-        )
-
     # Messages from torchrun's plug-in
 
     def _told(self) -> None:
@@ -192,7 +180,7 @@ class GuardedRun:
         self._elsewhere.update(message.get("outcome", {}))
         match message["op"]:
             case "launcher":
-                self._streams.add_launcher(descriptors[0], verbose=self._settings.verbose)
+                self._streams.add_launcher(descriptors[0])
             case "listen":
                 self._signals.listen(descriptors[0])
                 self._loop.watch(descriptors[0], self._signalled)
@@ -202,11 +190,6 @@ class GuardedRun:
                 self._note_pids(message)
             case "closing":
                 self._attempts[-1].close(message["pids"])
-            case "signal":
-                self._signal = message["signal"]
-                self._order_to_end()
-                if self._stopped is None:  # a person or a scheduler sent it
-                    self._signals.tell_waiting(message["signal"])
             case "end":
                 self._end = message
                 self._loop.forget(self._channel.fileno())
@@ -218,11 +201,9 @@ class GuardedRun:
             self._attempt_over(self._attempts[-1], message.get("failures_before", ()))
         attempt = Attempt(message["attempt"], message["ranks"])
         self._attempts.append(attempt)
-        position = 0
+        ends = iter(descriptors)
         for rank in message["ranks"]:
-            ends = descriptors[position : position + len(rank["streams"])]
-            self._streams.add_rank(rank, ends, self._settings, attempt.number)
-            position += len(rank["streams"])
+            self._streams.add_rank(rank, list(islice(ends, len(rank["streams"]))), attempt.number)
         self._streams.without = message.get("without")
 
     def _note_pids(self, message: dict[str, Any]) -> None:
@@ -232,12 +213,14 @@ class GuardedRun:
         for handle in attempt.started(message["pids"], self._launcher):
             self._loop.watch(handle, lambda handle=handle: self._rank_ended(attempt, handle))  # type: ignore[misc]
         self._numbers.begin(attempt.number, attempt.ranks)
+        directory = self._settings.node_directory
         if self._settings.stacks:
-            self._streams.timed_out = attempt.looking_around(self._directory)
-        if self._directory is None:
-            return
-        table = processes_note(self._settings.run_id, self._host, self._launcher, attempt)
-        self._streams.in_background(lambda: note_processes(f"{self._directory}/processes.json", table))
+            self._streams.timed_out = lambda: self._aside(
+                lambda: _look_around(attempt, directory), "ranks could not be looked at"
+            )
+        if directory is not None:
+            note = processes_note(self._settings.run_id, self._host, self._launcher, attempt)
+            self._streams.in_background(lambda: _write_note(f"{directory}/processes.json", note))
 
     # Ends
 
@@ -246,9 +229,7 @@ class GuardedRun:
         if self._launcher is None or is_ending(self._launcher):  # its death signals the ranks before we see it
             self._order_to_end()
         attempt.has_ended(handle)
-        if not self._prepared:
-            self._prepared = True
-            _thread.start_new_thread(_get_ready, ())
+        self._aside(_get_ready, "the end could not be prepared")
 
     def _attempt_over(self, attempt: Attempt, failures: Sequence[RankFailure]) -> None:
         self._loop.forget(self._channel.fileno())  # the next message is about the new attempt, which has not begun here
@@ -258,7 +239,7 @@ class GuardedRun:
         attempt.ended_s = steady_s()
         attempt.complete(failures, succeeded=False)
         self._streams.end_attempt()
-        self._sweep(attempt, followed=True)
+        self._sweep(attempt)
         self._aside(lambda: self._speak_of(attempt), f"attempt {attempt.number} has ended; explaining it failed")
 
     def _speak_of(self, attempt: Attempt) -> None:
@@ -270,6 +251,7 @@ class GuardedRun:
 
     def _launcher_ended(self) -> None:
         """Receive torchrun's last messages: its death may be noticed before the last of them is read."""
+        self._signalled()
         self._channel.setblocking(False)
         while not self._end:
             self._told()
@@ -280,10 +262,15 @@ class GuardedRun:
             return
         self._launcher_died = True
         self._order_to_end()
-        state = "signal" if self._signal else "error"
-        self._end = {"state": state, "signal": self._signal, "failures": [], "error": ""}
+        state = "signal" if self._signals.first else "error"
+        self._end = {"state": state, "signal": self._signals.first}
         if self._attempts:
-            self._sweep(self._attempts[-1])
+            attempt = self._attempts[-1]
+            for one in (
+                () if attempt.announced else unannounced(own_processes(), os.environ.get(LAUNCH, ""), self._launcher)
+            ):
+                attempt.owners[one.pid] = Owner(one.pid, one)
+            self._sweep(attempt)
 
     def _stop(self, diagnosis: Diagnosis) -> None:
         """End the run by SIGTERM to torchrun, as a person would: ranks may save, and are killed after the grace."""
@@ -302,20 +289,10 @@ class GuardedRun:
         if self._attempts:
             self._attempts[-1].ordered_to_end = True
 
-    def _sweep(
-        self, attempt: Attempt, *, workers_only: bool = False, at_once: bool = False, followed: bool = False
-    ) -> None:
-        """End the processes left by ``attempt``; ``followed``: torchrun may be starting the ranks of the next one."""
-
-        def find() -> list[ProcessStat]:
-            last = attempt is self._attempts[-1] and not followed
-            if not attempt.announced and last:  # else the ranks found would be a later attempt's
-                for one in unannounced(own_processes(), os.environ.get(LAUNCH, ""), self._launcher):
-                    attempt.owners.setdefault(one.pid, Owner(one.pid, one))
-            return left_by(attempt.owners, workers_only=workers_only)
-
-        grace = grace_of_left(attempt.owners, self._settings.grace_s)
-        self._sweeps.begin(find, None if at_once else grace)
+    def _sweep(self, attempt: Attempt, *, workers_only: bool = False, at_once: bool = False) -> None:
+        """End the processes left by ``attempt``."""
+        grace = None if at_once else grace_of_left(attempt.owners, self._settings.grace_s)
+        self._sweeps.begin(lambda: left_by(attempt.owners, workers_only=workers_only), grace)
 
     # Console and signals
 
@@ -331,9 +308,10 @@ class GuardedRun:
             self._resized()
         if self._end or not self._attempts:
             return
-        if self._signals.interrupts:
+        if self._signals.first is not None:
             self._order_to_end()
-            self._signals.tell_waiting(signal.SIGINT)
+            if self._stopped is None:  # a person or a scheduler sent it
+                self._signals.tell_waiting(self._signals.first)
         if self._signals.interrupts > 1 and not self._killed:
             self._killed = True
             self._sweep(self._attempts[-1], at_once=True)
@@ -350,13 +328,19 @@ class GuardedRun:
         return self._launcher_died or self._signals.interrupts > 1 or os.getppid() != self._launcher_pid
 
 
-def _prepare_process() -> None:
-    """Set the name of this process for process tables."""
-    with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
-        file.write("ddplaunch-guard")
+def _write_note(path: str, text: str) -> None:
+    with contextlib.suppress(OSError):
+        replace_file(path, text)
 
 
 def _get_ready() -> None:
     """Import the explaining code while torchrun still notices the ranks' end; importing earlier would treble memory."""
-    with contextlib.suppress(Exception):
-        importlib.import_module("ddplaunch.agent.end.conclude")
+    importlib.import_module("ddplaunch.agent.end.conclude")
+
+
+def _look_around(attempt: Attempt, node_directory: str | None) -> None:
+    """Record ranks' stacks when a collective has timed out.
+
+    Time is short, but importing the code takes 80 ms: less than a rank needs to end and torchrun to notice it.
+    """
+    importlib.import_module("ddplaunch.agent.guard.hang_report").look_around(attempt, node_directory)

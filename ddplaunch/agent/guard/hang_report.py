@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from ddplaunch.agent.end.evidence import has_other_nodes
 from ddplaunch.agent.guard.attempt import Attempt, RankLife
 from ddplaunch.explain.diagnosis import Diagnosis, of_process
 from ddplaunch.explain.read.lines import read_lines
@@ -27,7 +28,7 @@ from ddplaunch.explain.stacks.parse import (
 )
 from ddplaunch.hosts.local.rank_stacks import LiveRank, take_stacks, with_workers
 from ddplaunch.machine.files import read_end
-from ddplaunch.machine.processes.process_table import read_stat, read_variable
+from ddplaunch.machine.processes.process_table import read_stat
 from ddplaunch.records.json_files import replace_file
 from ddplaunch.ui.explain_view import as_finding
 from ddplaunch.ui.speech import finding_text
@@ -86,14 +87,13 @@ def describe(
     """
     left = {one.rank: "exit status 0" for one in ranks.values() if one.status == 0}
     busy = {rank: share for rank, share in shares.items() if share > _BUSY}
-    elsewhere = any(_world_size(stack.pid) > len(ranks) for stack in stacks[:1])
     raised = _ended_parts(attempt, ranks)
-    return hang_diagnosis(stacks, NoProgress(still_s, busy, left, host, elsewhere, steps, raised))
+    return hang_diagnosis(stacks, NoProgress(still_s, busy, left, host, has_other_nodes(), steps, raised))
 
 
 def _ended_parts(attempt: str | None, ranks: Iterable[int]) -> tuple[tuple[int, str, str], ...]:
-    told = [(rank, _ended_part(f"{attempt}/rank-{rank}")) for rank in sorted(ranks) if attempt]
-    return tuple((rank, *part) for rank, part in told if part is not None)
+    ranks = sorted(ranks) if attempt else ()
+    return tuple((rank, *part) for rank in ranks if (part := _ended_part(f"{attempt}/rank-{rank}")) is not None)
 
 
 def _ended_part(output: str) -> tuple[str, str] | None:
@@ -150,11 +150,6 @@ def _stays(stacks: Sequence[RankStack]) -> bool:
     calls = {tuple((frame.file, frame.function) for frame in stack.main) for stack in stacks}
     alike = len({stack.programs for stack in stacks}) == 1
     return alike and len(own) == 1 and len(calls) <= max(2, len(stacks) // 2)
-
-
-def _world_size(pid: int) -> int:
-    size = read_variable(pid, b"WORLD_SIZE") or b""
-    return int(size) if size.isdigit() else 0
 
 
 def time_is_up(stacks: tuple[RankStack, ...], limit_s: float, attempt: str | None) -> Diagnosis:

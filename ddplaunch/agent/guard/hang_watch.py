@@ -13,18 +13,15 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddplaunch.agent.guard.attempt import Attempt
-from ddplaunch.agent.guard.loop import Loop
+from ddplaunch.agent.guard.loop import Guarding
 from ddplaunch.agent.guard.rank_streams import Streams
 from ddplaunch.machine.files import read_bytes
-from ddplaunch.machine.processes.process_table import io_bytes_of, pids, read_stat, starved_s
-from ddplaunch.planning.settings import Settings
-from ddplaunch.values.frozen import dataclass
+from ddplaunch.machine.processes.process_table import io_bytes_of, own_processes, starved_s
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.guard.attempt import Aside
     from ddplaunch.explain.diagnosis import Diagnosis
     from ddplaunch.explain.stacks.parse import RankStack
 
@@ -36,8 +33,7 @@ _IDLE_BYTES_PER_S = 32 << 10
 _COLLECTIVE = (b"pt_gloo_runloop", b"gloo_tcp_loop")
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(NamedTuple):
     """CPU seconds and bytes that each rank with its child processes has used until ``at_s`` (time.monotonic())."""
 
     at_s: float
@@ -45,8 +41,7 @@ class Usage:
     io_bytes: Mapping[int, int]
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(NamedTuple):
     """All ranks' stacks at one time, and their usage before and after taking these, which itself costs them CPU."""
 
     before: Usage
@@ -86,16 +81,11 @@ def usage_of(ranks: Mapping[int, int]) -> Usage:
     by_pid = {pid: rank for rank, pid in ranks.items()}
     cpu_s = dict.fromkeys(ranks, 0.0)
     io_bytes = dict.fromkeys(ranks, 0)
-    for pid in pids():
-        rank = by_pid.get(pid)
-        if rank is None:
-            try:
-                rank = by_pid.get(os.getsid(pid))
-            except OSError:
-                continue
-        if rank is not None and (stat := read_stat(pid)) is not None:
-            cpu_s[rank] += stat.cpu_s + stat.children_cpu_s + starved_s(pid)
-            io_bytes[rank] += io_bytes_of(pid) + stat.major_fault_bytes
+    for stat in own_processes():
+        rank = by_pid.get(stat.pid, by_pid.get(stat.session))
+        if rank is not None:
+            cpu_s[rank] += stat.cpu_s + stat.children_cpu_s + starved_s(stat.pid)
+            io_bytes[rank] += io_bytes_of(stat.pid) + stat.major_fault_bytes
     return Usage(time.monotonic(), cpu_s, io_bytes)
 
 
@@ -157,31 +147,20 @@ class HangWatch:
     """One run's time-outs: ``hang_timeout_s`` and ``timeout_s`` of the settings, in seconds."""
 
     def __init__(
-        self,
-        settings: Settings,
-        host: str,
-        began_s: float,
-        streams: Streams,
-        loop: Loop,
-        *,
-        aside: Aside,
-        latest: Callable[[], Attempt | None],
-        say: Callable[[str], None],
-        stop: Callable[[Diagnosis], None],
+        self, run: Guarding, streams: Streams, host: str, began_s: float, stop: Callable[[Diagnosis], None]
     ) -> None:
         """Begin to watch; the run's time counts from ``began_s`` (epoch), also for a replaced guard.
 
-        ``latest`` returns the attempt that runs. ``stop`` ends the run.
+        ``stop`` ends the run.
         """
-        self._settings, self._host, self._streams, self._loop = settings, host, streams, loop
-        self._aside, self._latest, self._say, self._stop = aside, latest, say, stop
-        now_s = time.monotonic()
+        self._run, self._streams, self._host, self._stop = run, streams, host, stop
+        settings, now_s = run.settings, time.monotonic()
         if settings.timeout_s is not None:
-            loop.at(now_s + settings.timeout_s - max(0.0, time.time() - began_s), self._time_is_up)
+            run.loop.at(now_s + settings.timeout_s - max(0.0, time.time() - began_s), self._time_is_up)
         self._hang_s = settings.hang_timeout_s or math.inf
         self._every_s = min(15.0, max(0.1, self._hang_s / 40))
         if settings.hang_timeout_s is not None:
-            loop.at(now_s, self._tick)
+            run.loop.at(now_s, self._tick)
         self._attempt: Attempt | None = None
         self._began_s = now_s
         self._told_s: float | None = None
@@ -198,9 +177,9 @@ class HangWatch:
             self._looks.clear()
         if silent and self._told_s is None and now_s >= self._look_s:
             self._look_s = now_s + self._hang_s / _LOOKS
-            self._aside(self._look, "ranks could not be looked at")
+            self._run.aside(self._look, "ranks could not be looked at")
         else:
-            self._loop.at(now_s + self._every_s, self._tick)
+            self._run.loop.at(now_s + self._every_s, self._tick)
 
     def _silent_s(self) -> float:
         """Return for how many seconds no rank has made progress."""
@@ -214,7 +193,9 @@ class HangWatch:
         return {one.rank: one.pid for one in live if one.pid is not None and one.ended_s is None}
 
     def _measure(self) -> None:
-        attempt = self._latest()
+        attempt = self._run.latest()
+        if attempt is not None and not attempt.announced:
+            attempt = None
         if attempt is not self._attempt:
             self._attempt, self._began_s, self._told_s = attempt, time.monotonic(), None
         pids = self._pids()
@@ -224,7 +205,7 @@ class HangWatch:
             self._told_s = None  # the run makes progress again, and a new hang is reported again
 
     def _time_is_up(self) -> None:
-        self._aside(self._end_in_time, "the time limit could not be kept")
+        self._run.aside(self._end_in_time, "the time limit could not be kept")
 
     # Called in a thread: stacks take seconds, and ranks' output must not wait for them
 
@@ -232,7 +213,7 @@ class HangWatch:
         try:
             self._compare()
         finally:
-            self._loop.at(time.monotonic() + self._every_s, self._tick)
+            self._run.loop.at(time.monotonic() + self._every_s, self._tick)
 
     def _compare(self) -> None:
         """Sample stacks once more; report or stop a hang if nothing has changed for the whole time-out."""
@@ -250,24 +231,24 @@ class HangWatch:
             return
         ranks = self._attempt.ranks if self._attempt else {}
         diagnosis = describe(stacks, ranks, silent_s, used, steps, self._host, self._folder())
-        if self._silent_s() < silent_s or self._latest() is None:
+        if self._silent_s() < silent_s or self._run.latest() is None:
             return
-        stacks_file = write_stacks(stacks, self._settings.node_directory)
+        stacks_file = write_stacks(stacks, self._run.settings.node_directory)
         self._told_s = time.monotonic()
-        if self._settings.on_hang == "stop":
+        if self._run.settings.on_hang == "stop":
             self._stop(diagnosis)
         else:
-            self._say(warning_text(diagnosis, stacks_file))
+            self._run.say(warning_text(diagnosis, stacks_file))
 
     def _end_in_time(self) -> None:
         from ddplaunch.agent.guard.hang_report import take, time_is_up, write_stacks
 
         self._measure()
         stacks = take(self._pids())
-        write_stacks(stacks, self._settings.node_directory)
-        self._stop(time_is_up(stacks, self._settings.timeout_s or 0.0, self._folder()))
+        write_stacks(stacks, self._run.settings.node_directory)
+        self._stop(time_is_up(stacks, self._run.settings.timeout_s or 0.0, self._folder()))
 
     def _folder(self) -> str | None:
         """Return the folder of the attempt's output, None without one."""
-        node = self._settings.node_directory
+        node = self._run.settings.node_directory
         return f"{node}/attempt-{self._attempt.number}" if self._attempt and node else None

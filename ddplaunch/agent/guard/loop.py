@@ -13,7 +13,7 @@ import select
 import signal
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddplaunch.agent.guard.sweep import catches
 from ddplaunch.machine.processes.process_table import ProcessStat
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 #: Signals that batch systems may send to every process of a job; the guard must survive them.
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGTSTP", "SIGTTOU", "SIGTTIN", "SIGPIPE", "SIGALRM")
 IGNORED = tuple(map(signal.Signals.__getitem__, _NAMES))
+#: Signals that tell torchrun to end.
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 #: Signals by which schedulers announce an end, or that users define: passed on to ranks that catch them.
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
@@ -88,26 +90,34 @@ class Loop:
         self.watch(handle, once)
 
 
+class Guarding(NamedTuple):
+    """What the parts of a guarded run share.
+
+    ``aside`` does work in the background, in order, and says the text if it raises. ``latest`` returns the attempt
+    whose ranks run, None before the first one and after the end of the run.
+    """
+
+    settings: Settings
+    loop: Loop
+    say: Callable[[str], None]
+    aside: Callable[[Callable[[], None], str], None]
+    latest: Callable[[], Attempt | None]
+
+
 _ALL_AT_ONCE_S = 0.3  # within which a batch system signals all processes of a job
 _TOLD_ALSO_S = 2.0
 
 
 class LauncherSignals:
-    """Handles the signals that torchrun's process gets, for the ranks of the ``latest()`` attempt."""
+    """Handles the signals that torchrun's process gets, for the ranks that run."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        loop: Loop,
-        latest: Callable[[], Attempt | None],
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, run: Guarding) -> None:
         """Unblock the signals that were blocked when the guard started; it ignores most of them."""
-        self._settings, self._loop = settings, loop
-        self._latest, self._say = latest, say
+        self._run = run
         self._told = False
         self._pipe = -1
         self.interrupts = 0
+        self.first: int | None = None  # the signal that told torchrun to end
         self.resized = False
         self._own: dict[int, float] = {}  # signal number to when it reached this process
         self._waiting: set[int] = set()  # signals to pass on
@@ -122,8 +132,8 @@ class LauncherSignals:
         """Read signal numbers from ``pipe``, a non-blocking descriptor, from now on."""
         self._pipe = pipe
 
-    def read(self) -> bytes:
-        """Note the signals since the last call; return their numbers. May be called outside the loop too."""
+    def read(self) -> None:
+        """Note the signals since the last call. May be called outside the loop too."""
         numbers = b""
         try:
             while more := os.read(self._pipe, 512):
@@ -131,33 +141,32 @@ class LauncherSignals:
         except OSError:  # nothing left, or no pipe
             pass
         self.interrupts += numbers.count(signal.SIGINT)
+        self.first = self.first or next((number for number in numbers if number in ENDING), None)
         self.resized = self.resized or signal.SIGWINCH in numbers
         for number in PASSED_ON:
             if number in numbers and number not in self._waiting:
                 self._waiting.add(number)
-                self._loop.at(time.monotonic() + _ALL_AT_ONCE_S, self._pass_on)
+                self._run.loop.at(time.monotonic() + _ALL_AT_ONCE_S, self._pass_on)
                 self.announced = self.announced or (signal_name(number), steady_s())
-        return numbers
 
     def tell_waiting(self, number: int) -> None:
         """After signal ``number`` told torchrun to end, say once that ranks are given time to save."""
-        self._waiting.discard(number)  # torchrun passes it on itself
         ranks = self._ranks()
-        if self._told or self._settings.silent or not ranks:
+        if self._told or self._run.settings.silent or not ranks:
             return
         self._told = True
         kills = f"; Ctrl-C again kills {'it' if len(ranks) == 1 else 'them'}" if number == signal.SIGINT else ""
         why = "" if kills else f"{signal_name(number)}: "
-        waits = f"waiting up to {self._settings.grace_s:g} s for {count(len(ranks), 'rank')} to save"
-        self._say(f"ddplaunch: {why}{waits}{kills}\n")
+        waits = f"waiting up to {self._run.settings.grace_s:g} s for {count(len(ranks), 'rank')} to save"
+        self._run.say(f"ddplaunch: {why}{waits}{kills}\n")
 
     def _ranks(self) -> list[ProcessStat]:
-        attempt = self._latest()
+        attempt = self._run.latest()
         return [] if attempt is None else attempt.running()
 
     def _pass_on(self) -> None:
         """Send the waiting signals to the ranks that catch them; they would kill the others, which is not intended."""
-        while self._waiting and self._latest() is not None:
+        while self._waiting and self._run.latest() is not None:
             number = self._waiting.pop()
             if time.monotonic() - self._own.get(number, -_TOLD_ALSO_S) < _TOLD_ALSO_S:
                 continue  # all processes got it, ranks too
@@ -165,7 +174,7 @@ class LauncherSignals:
             catching = [one for one in self._ranks() if catches(one.pid, number)]
             told = [one for one in catching if send_signal(one, number) == "sent"]
             if told:
-                self._say(f"ddplaunch: {name} passed on to {count(len(told), 'rank')}\n")
+                self._run.say(f"ddplaunch: {name} passed on to {count(len(told), 'rank')}\n")
             else:
                 self.announced = None
-                self._say(f"ddplaunch: {name} came, and no rank catches it: nothing is done\n")
+                self._run.say(f"ddplaunch: {name} came, and no rank catches it: nothing is done\n")

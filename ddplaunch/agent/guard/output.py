@@ -12,10 +12,9 @@ import errno
 import fcntl
 import os
 import select
-import struct
 import termios
 import time
-from collections import deque
+from _queue import SimpleQueue  # `queue` imports threading, too
 from collections.abc import Callable
 
 from ddplaunch.machine.files import is_same_file
@@ -31,8 +30,7 @@ class Writer:
     def __init__(self, wake: int, limit_bytes: int) -> None:
         """Start no thread yet: many runs never use some of their writers."""
         self._wake, self._limit = wake, limit_bytes
-        self._queue: deque[tuple[Callable[[], object], int]] = deque()
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC)
+        self._queue: SimpleQueue[tuple[Callable[[], object], int]] = SimpleQueue()
         self._started = False
         self._lock = _thread.allocate_lock()
         self._awaited = False
@@ -46,8 +44,7 @@ class Writer:
                 self._started = True
                 _thread.start_new_thread(self._run, ())
             self.given += size_bytes + 1
-            self._queue.append((work, size_bytes))
-        os.eventfd_write(self._bell, 1)
+            self._queue.put((work, size_bytes))
 
     @property
     def pending(self) -> int:
@@ -71,15 +68,13 @@ class Writer:
 
     def _run(self) -> None:
         while True:
-            os.eventfd_read(self._bell)
-            while self._queue:
-                work, size_bytes = self._queue.popleft()
-                work()
-                self.done += size_bytes + 1
-                self.moved_s = time.monotonic()
-                if self._awaited and self.pending <= self._limit // 2:
-                    self._awaited = False
-                    os.eventfd_write(self._wake, 1)
+            work, size_bytes = self._queue.get()
+            work()
+            self.done += size_bytes + 1
+            self.moved_s = time.monotonic()
+            if self._awaited and self.pending <= self._limit // 2:
+                self._awaited = False
+                os.eventfd_write(self._wake, 1)
 
 
 _LIMIT_BYTES = 1 << 20
@@ -168,7 +163,7 @@ class Console:
         for sink in (self.out, self.err):
             if sink.is_terminal:
                 try:
-                    return fcntl.ioctl(sink.descriptor, termios.TIOCGWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
+                    return fcntl.ioctl(sink.descriptor, termios.TIOCGWINSZ, bytes(8))
                 except OSError:
                     continue
         return None

@@ -96,8 +96,7 @@ class Stream:
         except BlockingIOError:
             return None
         except OSError:  # EIO: the other side of the terminal is closed
-            self.open = False
-            return None
+            size = 0
         if size == 0:
             self.open = False
             return None
@@ -122,8 +121,7 @@ class Streams:
 
     def __init__(self, loop: Loop, console: Console, wake: int, settings: Settings, host: str) -> None:
         """Read nothing yet. Without a directory in the settings, the last output is kept in memory."""
-        self._loop, self._console, self._host = loop, console, host
-        self._directory, self._limit = settings.node_directory, settings.log_max_bytes
+        self._loop, self._console, self._settings, self._host = loop, console, settings, host
         self.records = Writer(wake, _RECORDS_BYTES)
         self.without: str | None = None  # why ranks write to the console
         self._open: list[Stream] = []
@@ -132,12 +130,12 @@ class Streams:
         self.heard_s = 0.0  # when a rank last printed anything (time.monotonic())
         self.timed_out: Callable[[], object] | None = None  # called once, when a rank prints a collective's time-out
 
-    def add_rank(self, rank: Rank, descriptors: Sequence[int], settings: Settings, attempt: int) -> None:
+    def add_rank(self, rank: Rank, descriptors: Sequence[int], attempt: int) -> None:
         """Read the streams of one rank from now on, in the order of ``rank["streams"]``."""
-        shown, prefixed = settings.shows(rank["rank"]), not settings.shows_alone(rank["rank"])
+        shown, prefixed = self._settings.shows(rank["rank"]), not self._settings.shows_alone(rank["rank"])
         for name, descriptor in zip(rank["streams"], descriptors, strict=False):
             sink = (self._console.err if name == "err" else self._console.out) if shown else None
-            limit = self._limit // len(rank["streams"])
+            limit = self._settings.log_max_bytes // len(rank["streams"])
             stream = self._add(descriptor, f"attempt-{attempt}/rank-{rank['rank']}.{name}", sink, limit)
             stream.rank = rank["rank"]
             if shown and prefixed:
@@ -145,13 +143,20 @@ class Streams:
                 stream.prefixed = Prefixed(f"[{self._host}:{rank['rank']}] ".encode(), on_terminal)
         self.resize()
 
-    def add_launcher(self, descriptor: int, *, verbose: bool) -> None:
+    def add_launcher(self, descriptor: int) -> None:
         """Read torchrun's own messages from now on."""
-        stream = self._add(descriptor, "launcher.err", self._console.err if verbose else None, self._limit)
+        stream = self._add(
+            descriptor,
+            "launcher.err",
+            self._console.err if self._settings.verbose else None,
+            self._settings.log_max_bytes,
+        )
         stream.pieces = HarmlessPieces() if self._console.err.is_terminal else None
 
     def _add(self, descriptor: int, name: str, sink: Sink | None, limit_bytes: int) -> Stream:
-        file = RecordFile(None if self._directory is None else f"{self._directory}/{name}", limit_bytes)
+        file = RecordFile(
+            None if self._settings.node_directory is None else f"{self._settings.node_directory}/{name}", limit_bytes
+        )
         self._files.append((name, file))
         self.in_background(file.open)
         stream = Stream(descriptor, file, sink)
@@ -221,18 +226,17 @@ class Streams:
                 resized.append(stream.rank)
         return resized
 
-    def drain(self) -> None:
-        """Read what is left in the pipes; do not wait for their end, as a rank's child may hold them open forever."""
+    def end_attempt(self) -> None:
+        """Read what is left, close the ranks' streams, and show their unfinished lines; keep torchrun's stream open.
+
+        Do not wait for the end of a stream, as a rank's child may hold it open forever.
+        """
         for stream in list(self._open):
             left = _AT_MOST_DRAINED
             while stream.open and left > 0 and (size := self._take(stream)):
                 left -= size
-
-    def end_attempt(self) -> None:
-        """Drain and close the ranks' streams, and show their unfinished lines; keep torchrun's stream open."""
-        self.drain()
-        for stream in [one for one in self._open if one.rank >= 0]:
-            self._close(stream)
+            if stream.rank >= 0:
+                self._close(stream)
 
     def _close(self, stream: Stream) -> None:
         if stream.sink and stream.prefixed:
@@ -254,7 +258,7 @@ class Streams:
 
     def unrecorded(self) -> str | None:
         """Return why output is missing in the record, None if none is."""
-        if self._directory is None:
+        if self._settings.node_directory is None:
             return None
         if self.without is not None:
             return f"ranks wrote to the console: {self.without}"

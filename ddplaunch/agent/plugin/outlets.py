@@ -9,9 +9,7 @@ so that a full disk cannot stop it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import struct
 import termios
 import threading
 from collections.abc import Sequence
@@ -19,7 +17,6 @@ from typing import Literal, NamedTuple
 
 from ddplaunch.machine.files import is_same_file
 from ddplaunch.values.escapes import HarmlessPieces
-from ddplaunch.values.frozen import dataclass
 
 Kind = Literal["pipe", "terminal"]
 
@@ -34,51 +31,29 @@ class Outlet(NamedTuple):
     write: int
 
 
-@dataclass(frozen=True)
-class LauncherStreams:
-    """Whether the launcher's stdout and stderr are terminals or one file; ``size``: (rows, columns) of the terminal."""
-
-    out_terminal: bool
-    err_terminal: bool
-    one_file: bool
-    size: tuple[int, int] | None = None
+def console_kinds(out: int = 1, err: int = 2) -> tuple[Kind, ...]:
+    """Return what a rank shown alone gets for the launcher's streams: one outlet if these are one file, else two."""
+    kinds: tuple[Kind, Kind] = ("terminal" if os.isatty(out) else "pipe", "terminal" if os.isatty(err) else "pipe")
+    return kinds[:1] if is_same_file(out, err) else kinds
 
 
-def read_console(out: int = 1, err: int = 2) -> LauncherStreams:
-    """Return what the launcher's own descriptors are; a closed one is not a terminal."""
-    out_terminal, err_terminal = os.isatty(out), os.isatty(err)
-    size = None
-    if out_terminal or err_terminal:
-        with contextlib.suppress(OSError):
-            columns, rows = os.get_terminal_size(out if out_terminal else err)
-            size = (rows, columns)
-    return LauncherStreams(out_terminal, err_terminal, is_same_file(out, err), size)
-
-
-def kinds(alone: bool, console: LauncherStreams) -> tuple[Kind, ...]:
-    """Return a rank's outlets: one for both streams, or one for each. ``alone``: its output is shown unchanged."""
-    if not alone:
-        return ("pipe", "pipe")
-    out: Kind = "terminal" if console.out_terminal else "pipe"
-    if console.one_file:
-        return (out,)
-    return (out, "terminal" if console.err_terminal else "pipe")
-
-
-def open_outlets(wanted: Sequence[Kind], console: LauncherStreams) -> list[Outlet]:
+def open_outlets(wanted: Sequence[Kind]) -> list[Outlet]:
     """Open one outlet for each kind. Raises OSError, and then leaves none open."""
     opened: list[Outlet] = []
     try:
         for kind in wanted:
-            opened.append((_terminal(console) if kind == "terminal" else None) or Outlet(*os.pipe()))
+            opened.append((_terminal() if kind == "terminal" else None) or Outlet(*os.pipe()))
     except BaseException:
         close(opened)
         raise
     return opened
 
 
-def _terminal(console: LauncherStreams) -> Outlet | None:
-    """Open a terminal that passes bytes on unchanged, as the console's terminal processes them; None without a pty."""
+def _terminal() -> Outlet | None:
+    """Open a terminal that passes bytes on unchanged, as the console's terminal processes them; None without a pty.
+
+    The guard gives it the size of the console's.
+    """
     try:
         terminal = Outlet(*os.openpty())
     except OSError:
@@ -88,8 +63,6 @@ def _terminal(console: LauncherStreams) -> Outlet | None:
         attributes[_OUTPUT_FLAGS] &= ~termios.OPOST
         attributes[_LOCAL_FLAGS] &= ~(termios.ECHO | termios.ECHONL)
         termios.tcsetattr(terminal.write, termios.TCSANOW, attributes)
-        if console.size is not None:
-            fcntl.ioctl(terminal.write, termios.TIOCSWINSZ, struct.pack("HHHH", *console.size, 0, 0))  # ioctl_tty(2)
     except (OSError, termios.error):
         close([terminal])
         return None

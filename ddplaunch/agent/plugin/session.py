@@ -28,7 +28,7 @@ from typing import Any
 import ddplaunch
 from ddplaunch.agent.guard.loop import IGNORED, PASSED_ON
 from ddplaunch.agent.open_files import require
-from ddplaunch.agent.plugin.outlets import LauncherStreams, Outlet, close, kinds, open_outlets
+from ddplaunch.agent.plugin.outlets import Kind, Outlet, close, open_outlets
 from ddplaunch.agent.protocol import Rank, RankFailure, receive, send
 from ddplaunch.machine.processes.process_table import read_stat
 from ddplaunch.planning.settings import Settings
@@ -87,11 +87,11 @@ _OF_GUARD, _OF_RANK = 8, 4
 class Session:
     """One run's conversation with its guard. ``without`` is why ranks write to the console, None if they do not."""
 
-    def __init__(self, settings: Settings, environ: Mapping[str, str], console: LauncherStreams) -> None:
+    def __init__(self, settings: Settings, environ: Mapping[str, str], shown: tuple[Kind, ...]) -> None:
         self.settings = settings
         self.attempt = -1
         self.lost: Callable[[], None] = lambda: None
-        self._console = console
+        self._shown = shown
         self._environ = dict(environ)
         self._spare = _NEW_GUARDS
         self._over = False  # the guard has reported the end
@@ -156,7 +156,7 @@ class Session:
 
     def take_stderr(self) -> None:
         """Send torchrun's own messages, those from C++ included, to the guard, not the console. Raises OSError."""
-        (pipe,) = open_outlets(("pipe",), self._console)
+        (pipe,) = open_outlets(("pipe",))
         os.dup2(pipe.write, 2, inheritable=True)
         os.close(pipe.write)
         self._say({"op": "launcher"}, [pipe.read])
@@ -170,11 +170,12 @@ class Session:
     def begin(self, ranks: Sequence[tuple[int, int]]) -> list[list[int]]:
         """Announce an attempt of these (rank, local rank); return each rank's descriptors, none for the console."""
         opened: list[Outlet] = []
-        wanted = [kinds(self.settings.shows_alone(rank), self._console) for rank, _ in ranks]
+        wanted: list[tuple[Kind, ...]]
+        wanted = [self._shown if self.settings.shows_alone(rank) else ("pipe", "pipe") for rank, _ in ranks]
         try:
             if self.without is None:
                 require(2 * sum(map(len, wanted)) + _OF_RANK * len(ranks))
-                opened = open_outlets([kind for each in wanted for kind in each], self._console)
+                opened = open_outlets([kind for each in wanted for kind in each])
         except OSError as exception:
             self.give_up(exception)
         if self.without is not None:
@@ -203,10 +204,6 @@ class Session:
         """Tell the guard which ranks torchrun is about to end: those that still run."""
         if running := [pid for pid in self.pids if (seen := read_stat(pid)) and seen.alive]:
             self._say({"op": "closing", "pids": running})
-
-    def signalled(self, number: int) -> None:
-        """Tell the guard that torchrun was told to end."""
-        self._say({"op": "signal", "signal": number})
 
     def elsewhere(self, outcome: Mapping[str, Any]) -> None:
         """Tell the guard how another node failed, which ends this one; do nothing if the end was reported already."""
@@ -270,7 +267,7 @@ class Session:
             new = None
             try:
                 new = _start_guard(self._environ, self._stderr)
-                for op in ("launcher", "listen", "attempt", "started", "closing", "elsewhere", "signal", "end"):
+                for op in ("launcher", "listen", "attempt", "started", "closing", "elsewhere", "end"):
                     if op in self._said:
                         send(new.channel, *self._said[op])
             except OSError:

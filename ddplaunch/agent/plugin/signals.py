@@ -20,9 +20,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from ddplaunch.agent.guard.loop import PASSED_ON
+from ddplaunch.agent.guard.loop import ENDING, PASSED_ON
 
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 #: Signals that only the guard acts on.
 HEARD = (*PASSED_ON, signal.SIGWINCH)
 _WAKE = signal.SIGURG  # ends the thread; not sent by others, and ignored by default
@@ -34,7 +33,6 @@ class Signals:
     def __init__(self) -> None:
         """Block the signals that end this process until ``before_ranks`` handles them."""
         self.first: int | None = None
-        self._tell: Callable[[int], None] = lambda _: None
         self._waiting: threading.Thread | None = None
         #: SIGHUP under nohup; torch would undo it. A shell's ``&`` ignores SIGINT too, but one that is sent is meant.
         self._ignored = frozenset(each for each in (signal.SIGHUP,) if signal.getsignal(each) is signal.SIG_IGN)
@@ -54,12 +52,8 @@ class Signals:
                 signal.signal(each, lambda *_: None)
                 signal.siginterrupt(each, False)
 
-    def before_ranks(self, tell: Callable[[int], None], end: Callable[[int], None]) -> None:
-        """Until ``ranks_start``, call ``end`` in a thread when a signal arrives; it does not return.
-
-        ``tell`` is called with the number of the first signal that ends this process, now or later.
-        """
-        self._tell = tell
+    def before_ranks(self, end: Callable[[int], None]) -> None:
+        """Until ``ranks_start``, call ``end`` in a thread when a signal arrives; it does not return."""
 
         def wait() -> None:
             number = signal.sigwait(self._wanted)
@@ -100,5 +94,4 @@ class Signals:
         if self.first is not None:
             return False
         self.first = number
-        self._tell(number)
         return True

@@ -18,8 +18,9 @@ from typing import Any
 from ddplaunch.agent.plugin.session import Session
 from ddplaunch.agent.plugin.signals import Signals
 from ddplaunch.agent.protocol import RankFailure
+from ddplaunch.machine.processes.process_table import read_stat
 from ddplaunch.planning.settings import Settings
-from ddplaunch.records.first_failure import TorchrunState, exit_status, run_state
+from ddplaunch.records.first_failure import exit_status, run_state
 
 _FAILED = "ddplaunch/failed"
 _LISTEN_S = 1.0
@@ -59,16 +60,16 @@ class Ending:
     def _exit(self) -> None:
         """End as succeeded: torchrun exits without an exception."""
         if os.getpid() == self._owner:
-            self._leave(_end("succeeded"))
+            self._leave({"state": "succeeded"})
 
     def _failed(self, value: BaseException) -> dict[str, Any]:
         failures = getattr(value, "failures", None)
         if isinstance(failures, dict) and failures:  # ChildFailedError
-            return _end("failed", self._signals.first, failures=failures_of(failures))
+            return {"state": "failed", "signal": self._signals.first, "failures": failures_of(failures)}
         signalled = getattr(value, "sigval", None)  # SignalException
         if signalled is not None or isinstance(value, KeyboardInterrupt) or self._signals.first is not None:
-            return _end("signal", self._signals.first or int(signalled or 2))
-        return _end("error", error=error_text(value))
+            return {"state": "signal", "signal": self._signals.first or int(signalled or 2)}
+        return {"state": "error", "error": error_text(value)}
 
     def _leave(self, message: dict[str, Any]) -> None:
         """Report the end, wait for the guard, and exit with the status that it returns."""
@@ -118,7 +119,7 @@ class OtherNodes:
     def tell(self) -> None:
         """Tell how this node failed, from its record; node 0 stays until the others had time to read it."""
         settings = self._session.settings
-        if not settings.others or self._told or not settings.directory or self._thread is None:
+        if self._told or not settings.directory or self._thread is None:
             return
         from ddplaunch.records.outcome import RunOutcome, read_outcome, short_outcome
 
@@ -138,40 +139,24 @@ class OtherNodes:
         return TCPStore(host, int(port), is_master=False, timeout=wait, wait_for_workers=False)
 
     def _listen(self) -> None:
-        store = told = None
-        while not self._told:
-            time.sleep(_LISTEN_S)
-            try:
-                store = store or self._store()
-                if store.check([_FAILED]) and not self._told:
-                    told = json.loads(store.get(_FAILED))
-                    self._told = True
-            except Exception:  # node 0 is gone, which this torchrun will notice itself
-                return
-        if told is None:
+        try:
+            store = self._store()
+            while not store.check([_FAILED]):
+                time.sleep(_LISTEN_S)
+            told = json.loads(store.get(_FAILED))
+        except Exception:  # node 0 is gone, which this torchrun will notice itself
+            return
+        if self._told:
             return  # this node's own end came first
+        self._told = True
         self._session.elsewhere(told)
         time.sleep(_SETTLE_S)  # ranks that fail because of it report that first
         os.kill(os.getpid(), signal.SIGTERM)
         until_s = time.monotonic() + self._session.settings.grace_s + _SETTLE_S
-        while any(map(_lives, self._session.pids)) and time.monotonic() < until_s:
+        while any(map(read_stat, self._session.pids)) and time.monotonic() < until_s:
             time.sleep(0.1)
         time.sleep(_SETTLE_S)
         self._end(signal.SIGTERM)  # the main thread waits in C++, where no handler runs
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return False
-    return True
-
-
-def _end(
-    state: TorchrunState, number: int | None = None, *, error: str = "", failures: list[RankFailure] | None = None
-) -> dict[str, Any]:
-    return {"state": state, "signal": number, "failures": failures or [], "error": error}
 
 
 def failures_of(failures: dict[int, Any]) -> list[RankFailure]:

@@ -10,39 +10,25 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from ddplaunch.agent.rank_site.sitecustomize import ENDED, LIMIT, MARK, PARENT, STACKS
+from ddplaunch.agent.rank_site.sitecustomize import MARK, PARENT
 
 #: The variables with the paths of the rank's note, and of its phases.
 OBSERVE, PHASES = "DDPLAUNCH_OBSERVE", "DDPLAUNCH_PHASES"
 VARIABLE = "PYTHONBREAKPOINT"
 
 
-def taking_part(
-    environ: Mapping[str, str],
-    *,
-    stacks: bool = False,
-    note: str | None = None,
-    phases: str | None = None,
-    memory_bytes: int = 0,
-    ended: str | None = None,
-) -> dict[str, str]:
+def taking_part(environ: Mapping[str, str], **wanted: object) -> dict[str, str]:
     """Return the variables to add to ``environ``, a child's environment, so that it ends when this process does.
 
-    If asked for, the child also shows its ``stacks``, writes the numbers it trains with to ``note`` and the phases of
-    its steps to ``phases``, gets at most ``memory_bytes`` of memory (0: no limit), and notes in ``ended`` that its
-    program has finished.
+    ``wanted`` are variables for what else the child does: it shows its stacks (``STACKS``), writes the numbers it
+    trains with to a note (``OBSERVE``) and the phases of its steps (``PHASES``), gets at most so many bytes of memory
+    (``LIMIT``), and notes in a file that its program has finished (``ENDED``). Those without a value are left out.
     """
-    wanted = {
-        STACKS: "1" if stacks else None,
-        OBSERVE: note,
-        PHASES: phases,
-        ENDED: ended,
-        LIMIT: str(memory_bytes) if memory_bytes else None,
-    }
-    found = {PARENT: str(os.getpid()), **{name: value for name, value in wanted.items() if value is not None}}
     before = environ.get("PYTHONPATH", "")
     folder = str(Path(__file__).parent)
-    return {MARK: before, **found, "PYTHONPATH": f"{folder}:{before}" if before else folder}
+    path = f"{folder}:{before}" if before else folder
+    asked = {name: str(value) for name, value in wanted.items() if value}
+    return {MARK: before, PARENT: str(os.getpid()), "PYTHONPATH": path, **asked}
 
 
 def breakpoints(environ: Mapping[str, str], *, stdin_terminal: bool, alone: bool) -> dict[str, str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 
 TYPE_CHECKING = False  # `typing` is not imported at the start of an interpreter
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 _SPARED = "ddplaunch_spares_workers"  # set on torch's module once it is changed
-_WAITS_EVERY_S, _WAITS_SHARE = 0.5, 1000  # and at least this many times as long as a look takes
 
 
 class _Finder:
@@ -156,74 +154,44 @@ def _import_without_collector(spec: Any) -> None:
         spec.__class__ = WithoutCollector
 
 
-class Waits:
-    """Measures how long this process waited for CPUs: in each interval, the longest wait of any one thread.
+def waited_us() -> float | None:
+    """Return how long this thread has waited for a CPU so far; None if the kernel does not count it.
 
-    A thread waits while it is runnable but does not run: https://docs.kernel.org/scheduler/sched-stats.html.
+    It waits while it is runnable but does not run: https://docs.kernel.org/scheduler/sched-stats.html.
     """
-
-    def __init__(self) -> None:
-        """Begin without a look."""
-        self._before: dict[str, int] = {}
-        self._us = self._due_s = 0.0
-
-    def look(self) -> float | None:
-        """Return the microseconds waited since the first look; None if it is too soon, or the kernel does not count."""
-        now_s, now = time.monotonic(), {}
-        if now_s < self._due_s:
-            return None
-        try:
-            threads = os.listdir("/proc/self/task")  # noqa: PTH208 - without an import
-        except OSError:
-            threads = []
-        for name in threads:
-            try:
-                with open(f"/proc/self/task/{name}/schedstat", "rb") as file:
-                    now[name] = int(file.read().split()[1])
-            except (OSError, ValueError, IndexError):  # the thread has just ended
-                continue
-        grown = [waited - self._before[name] for name, waited in now.items() if name in self._before]
-        self._before, self._us = now, self._us + max(grown, default=0) / 1000
-        took_s = time.monotonic() - now_s
-        self._due_s = now_s + max(_WAITS_EVERY_S, _WAITS_SHARE * took_s)
-        return self._us if now else None
+    try:
+        with open("/proc/thread-self/schedstat", "rb") as file:
+            return int(file.read().split()[1]) / 1000
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def count_work(memory: int) -> None:
     """Count optimizer steps, and batches requested from DataLoaders, in the first 16 bytes of ``memory``.
 
     The guard needs these counts: progress cannot be seen from outside while ranks wait by spinning or load silently.
+    libc maps the memory, because Python's mmap would keep a descriptor of its own open.
     """
-    owner, status = os.getpid(), os.fstat(memory)
-    shared: list[Any] = []
+    import ctypes
 
-    def counts() -> Any:
-        """Return the two counters. libc maps them, because Python's mmap would keep its own descriptor open."""
-        if not shared and os.path.samestat(os.fstat(memory), status):  # else the script has closed it
-            import ctypes
+    owner, libc = os.getpid(), ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    address: Any = libc.mmap(None, ctypes.c_size_t(16), 3, 1, memory, ctypes.c_long(0))  # read and write, shared
+    if address == ctypes.c_void_p(-1).value:
+        return
+    counts: Any = (ctypes.c_uint64 * 2).from_address(address)
 
-            libc: Any = ctypes.CDLL(None, use_errno=True)
-            libc.mmap.restype = ctypes.c_void_p
-            address = libc.mmap(None, ctypes.c_size_t(16), 3, 1, memory, ctypes.c_long(0))  # read and write, shared
-            if address not in (None, ctypes.c_void_p(-1).value):
-                shared.append((ctypes.c_uint64 * 2).from_address(address))
-        return shared[0]
+    def stepped(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        counts[0] += 1
+
+    def asked(_iterator: Any) -> None:
+        if os.getpid() == owner:
+            counts[1] += 1
 
     def optimizers(module: Any) -> None:
-        steps = counts()
-
-        def stepped(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
-            steps[0] += 1
-
         notice_steps(module, stepped)
 
     def dataloaders(module: Any) -> None:
-        batches = counts()
-
-        def asked(_iterator: Any) -> None:
-            if os.getpid() == owner:
-                batches[1] += 1
-
         notice(module._BaseDataLoaderIter, "__next__", asked)  # wraps the method that --phases put there
 
     after_import({"torch.optim.optimizer": optimizers, "torch.utils.data.dataloader": dataloaders})

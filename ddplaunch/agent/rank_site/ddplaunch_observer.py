@@ -72,7 +72,6 @@ class _Observer:
         self._path, self._owner = path, os.getpid()
         self._over = False
         self._steps = 0  # of the first optimizer
-        self._all_steps = 0
         self._main: int | None = None
         self._begun: int | None = None  # collectives begun before the end of the first step
         self._note: dict[str, Any] = {}
@@ -140,7 +139,6 @@ class _Observer:
             self._end()
 
     def _look(self, optimizer: Any, closure: bool) -> None:
-        self._all_steps += 1
         self._note_optimizer(optimizer)
         if self._main is None:
             self._main = id(optimizer)
@@ -153,7 +151,7 @@ class _Observer:
             if self._steps == _STEPS - 1:
                 models = [model for reference in self._models if (model := reference()) is not None]
                 self._sums, self._outside = _sums(_shared(models)), _sums(_outside(models, optimizer))
-        over = self._steps >= _STEPS or self._all_steps >= _MOST_STEPS
+        over = self._steps >= _STEPS or sum(one["steps"] for one in self._optimizers.values()) >= _MOST_STEPS
         if over or (id(optimizer) == self._main and self._steps in _WRITTEN_AT):
             self._write(over)
         if over:

@@ -23,7 +23,7 @@ import time
 
 TYPE_CHECKING = False  # `typing` is not imported at the start of an interpreter
 if TYPE_CHECKING or __package__:
-    from ddplaunch.agent.rank_site.ddplaunch_marks import Waits, notice
+    from ddplaunch.agent.rank_site.ddplaunch_marks import batch_size, notice, waited_us
     from ddplaunch.agent.rank_site.ddplaunch_timeline import (
         BACKWARD,
         COMM,
@@ -38,12 +38,11 @@ if TYPE_CHECKING or __package__:
         Memory,
         StepFile,
         Timeline,
-        of_batch,
         of_epoch,
     )
 else:  # beside this file
     import ddplaunch_timeline
-    from ddplaunch_marks import Waits, notice
+    from ddplaunch_marks import batch_size, notice, waited_us
 
     globals().update({name: value for name, value in vars(ddplaunch_timeline).items() if not name.startswith("__")})
     del sys.modules["ddplaunch_timeline"]
@@ -85,11 +84,10 @@ class _Rank:
     """Measures this process: its calls into torch advance its timeline."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
         self._timeline = Timeline(Clock())
         self._thread = _thread.get_ident()
         self._off = self._by_hand = False
-        self._lines: StepFile | None = None
+        self._lines = StepFile(path)
         self._main: int | None = None  # the optimizer whose steps count
         self._others: dict[int, int] = {}
         self._steps = self._empty_epochs = 0
@@ -99,7 +97,6 @@ class _Rank:
         self._wrapped: list[Any] = []
         self._comm = Communication(self._wrapped)
         self._memory: Memory | None = None
-        self._waits = Waits()
         self._due_s = 0.0
         os.register_at_fork(after_in_child=self._end)  # in DataLoader workers and other forks
 
@@ -119,7 +116,6 @@ class _Rank:
         """End all measuring, and write why: a newer torch may have other names."""
         self._end()
         try:
-            self._lines = self._lines or StepFile(self._path)
             self._lines.fact({"broken": f"{type(error).__name__}: {error}"})
             self._lines.flush()
         except Exception:
@@ -225,7 +221,7 @@ class _Rank:
                 return
             timeline.turn(MAYBE_FORWARD)
             if wanted:
-                size, samples = of_batch(iterator), of_epoch(iterator)
+                size, samples = batch_size(iterator), of_epoch(iterator)
                 timeline.fetch(id(iterator), size)
                 self._tell("loader", {"workers": iterator._num_workers, "batch_size": size, "samples": samples})
 
@@ -235,7 +231,6 @@ class _Rank:
         """Count epochs without a batch in a rank that has never trained; write the count at each power of two."""
         self._empty_epochs += 1
         if self._empty_epochs & (self._empty_epochs - 1) == 0:
-            self._lines = self._lines or StepFile(self._path)
             self._lines.fact({"empty_epochs": self._empty_epochs})
             self._lines.flush()
 
@@ -262,7 +257,7 @@ class _Rank:
         self._steps += 1
         marks, end, counted = self._timeline.step()
         first = self._steps == 1
-        at, samples = (self._steps, time.time(), self._waits.look()), samples or counted
+        at, samples = (self._steps, time.time(), waited_us()), samples or counted
         if self._over:
             self._over[-1][4] = self._comm.of_passes_us()  # the previous step's communication is known now
         self._over.append([at, [] if first else marks, end, samples, None])
@@ -270,9 +265,7 @@ class _Rank:
             self._begin(optimizer)
         now_s = time.monotonic()
         if self._steps <= _AT_ONCE or now_s >= self._due_s or len(self._over) > _MOST_WAITING / 2:
-            assert self._lines is not None
-            while len(self._over) > 1 and self._timeline.clock.over(self._over[0][2]):
-                self._write(*self._over.pop(0))
+            self._write_over(1)
             if self._steps <= _AT_ONCE:
                 self._lines.fact({"steps": self._steps})  # including the last one, not yet written
             self._lines.flush()
@@ -284,7 +277,6 @@ class _Rank:
     def _begin(self, optimizer: Any) -> None:
         import torch
 
-        self._lines = self._lines or StepFile(self._path)
         atexit.register(self._last)
         if optimizer is None:
             self._comm.on_gpu = bool(vars(torch.cuda)["is_initialized"]())
@@ -295,63 +287,55 @@ class _Rank:
             self._timeline = Timeline(Events(torch.cuda))
             self._over[0][2] = self._timeline.clock.stamp()
             self._timeline.turn(REST)
-        about = {"rank": os.environ.get("RANK"), "world_size": os.environ.get("WORLD_SIZE")}
-        numbers = {name: int(text) for name, text in about.items() if text is not None and text.isdecimal()}
-        device = "cuda" if self._comm.on_gpu else "cpu"
-        self._lines.fact({"schema": 1, **numbers, "device": device, "threads": torch.get_num_threads(), **self._about})
+        about = {"world_size": int(os.environ.get("WORLD_SIZE", 1)), "threads": torch.get_num_threads(), **self._about}
+        self._lines.fact({"schema": 1, "device": "cuda" if self._comm.on_gpu else "cpu", **about})
 
     def _tell(self, name: str, value: Any) -> None:
         """Write a fact once; before the first step, keep the latest value, which is written at that step."""
         if value is None or (self._steps and name in self._about):
             return
         self._about[name] = value
-        if self._steps and self._lines is not None:
+        if self._steps:
             self._lines.fact({name: value})
 
     def _write(
         self, at: tuple[int, float, float | None], marks: list[Any], end: Any, samples: int | None, passes: float | None
     ) -> None:
-        assert self._lines is not None
         step, at_s, waited = at
         timeline, wall = self._timeline, None
         times: list[float | None] = [None] * 6
         if marks:
             times, wall = timeline.times_us(marks, end), timeline.clock.between_us(marks[0][1], end)
-        comm = self._comm.of_step_us(passes, times[COMM])
-        hidden = 0.0 if comm is None else comm - (times[COMM] or 0.0)  # communication during the measured backward time
-        backward = times[BACKWARD]
-        if backward is not None and hidden:
-            hidden = min(hidden, backward)
-            backward, comm = backward - hidden, (times[COMM] or 0.0) + hidden
+        backward, waited_outside = times[BACKWARD], times[COMM] or 0.0
+        comm = self._comm.of_step_us(passes, waited_outside)
+        if backward is not None and comm is not None:
+            hidden = min(comm - waited_outside, backward)  # communication during the measured backward time
+            backward, comm = backward - hidden, waited_outside + hidden
         self._tell("gradient_bytes", self._comm.bytes)
         if self._memory is None:
             self._memory = Memory(self._comm.on_gpu)
             self._tell("memory_limit_bytes", self._memory.limit_bytes())
-            self._tell("backend", _backend())
         peak = self._memory.peak_bytes(step)
         data = (times[DATA] or 0.0) if self._fetches and marks else None
         optimizer, comm = times[OPTIMIZER], comm if marks else None
         self._lines.step([step, at_s, 1, wall, data, times[FORWARD], backward, comm, optimizer, samples, peak, waited])
 
+    def _write_over(self, kept: int) -> None:
+        """Write the steps whose times are known, but not the last ``kept`` ones."""
+        while len(self._over) > kept and self._timeline.clock.over(self._over[0][2]):
+            self._write(*self._over.pop(0))
+
     def _last(self) -> None:
         """Write the remaining steps when the interpreter ends."""
-        if self._off or self._lines is None:
+        if self._off:
             return
         try:
             if self._over:
                 self._over[-1][4] = self._comm.of_passes_us()
-            while self._over and self._timeline.clock.over(self._over[0][2]):
-                self._write(*self._over.pop(0))
+            self._write_over(0)
             self._lines.close()
         except Exception:
             return
-
-
-def _backend() -> str | None:
-    """Return the backend of the default process group; None without one."""
-    distributed = sys.modules.get("torch.distributed")
-    known = distributed is not None and distributed.is_available() and distributed.is_initialized()
-    return str(distributed.get_backend()) if known and distributed is not None else None
 
 
 def _calls() -> Callable[[Any, Callable[[], None]], Any]:

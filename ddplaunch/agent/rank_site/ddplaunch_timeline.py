@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 #: The values of a line. ``steps`` is the number of steps in the line: with more than 1, times and samples are sums.
-#: ``step`` counts optimizer steps from 1, ``end_s`` is seconds since 1970, ``waited`` the wait for CPUs since step 1.
+#: ``step`` counts optimizer steps from 1, ``end_s`` is seconds since 1970, ``waited`` the thread's wait for a CPU.
 FIELDS = (
     *("step", "end_s", "steps", "wall", "data", "forward", "backward", "comm", "optimizer", "samples", "peak_bytes"),
     "waited",
@@ -148,9 +148,8 @@ class StepFile:
     """The file of a rank: the first steps one by one, later ones as sums over at least a second."""
 
     def __init__(self, path: str) -> None:
-        """Create the file. Raises OSError."""
-        new = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | new, 0o600)
+        """``flush`` creates the file at ``path``."""
+        self._path, self._file = path, -1
         self._waiting: list[str] = []
         self._written = 0
         self._sums: list[Any] = []
@@ -179,7 +178,10 @@ class StepFile:
         self._waiting.append(f"[{','.join(texts)}]")
 
     def flush(self) -> None:
-        """Write the waiting lines."""
+        """Write the waiting lines. Raises OSError."""
+        if self._file < 0:
+            new = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | new, 0o600)
         if self._waiting:
             text = "\n".join([*self._waiting, ""])
             self._waiting = []
@@ -212,11 +214,11 @@ class Communication:
         """Return whether there is a DistributedDataParallel; its measurement includes waits for its work objects."""
         return any(each() is not None for each in self._wrapped)
 
-    def of_step_us(self, passes_us: float | None, waited_us: float | None) -> float | None:
+    def of_step_us(self, passes_us: float | None, waited_us: float) -> float | None:
         """Return how long a step waited for communication, ``waited_us`` of it for work objects; None if unknown."""
         if not self.measures_itself():
-            return (waited_us or 0.0) if self.waited or _alone() else None
-        return None if passes_us is None else passes_us + (waited_us or 0.0)
+            return waited_us if self.waited or _alone() else None
+        return None if passes_us is None else passes_us + waited_us
 
     def of_passes_us(self) -> float | None:
         """Return how long the backward passes since the last call waited; None if unknown. Call it once per step.
@@ -290,19 +292,9 @@ class Memory:
         return peak if peak is None or self._limit < 0 else peak + sizes[b"VmData:"] - sizes[b"VmRSS:"]
 
 
-def of_batch(iterator: Any) -> int | None:
-    """Return how many samples the last batch of a DataLoader's iterator has; None if unknown."""
-    size, batches = batch_size(iterator), iterator._index_sampler
-    if size is None or not type(batches).__module__.startswith("torch.utils.data") or batches.drop_last:
-        return size
-    if iterator._dataset_kind or iterator._num_yielded < len(batches):  # 1: an IterableDataset
-        return size
-    return len(batches.sampler) - size * (len(batches) - 1)  # the last one of an epoch
-
-
 def of_epoch(iterator: Any) -> int | None:
     """Return how many samples a rank has in an epoch; None if they are not known in advance."""
-    batches, size = iterator._index_sampler, of_batch(iterator)
+    batches, size = iterator._index_sampler, batch_size(iterator)
     sampler: Any = getattr(batches, "sampler", None)
     if iterator._dataset_kind or not hasattr(sampler, "__len__"):
         return None

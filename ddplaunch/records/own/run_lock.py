@@ -14,10 +14,9 @@ import shlex
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ddplaunch.machine.files import boot_id, owner_name
-from ddplaunch.planning.launch import Launch
 from ddplaunch.records.directory import not_yours, path_text, run_directory
 from ddplaunch.records.own.own_files import (
     LOCK_ALONE,
@@ -32,6 +31,9 @@ from ddplaunch.records.own.own_files import (
 )
 from ddplaunch.values.finding import RefusedError, error
 from ddplaunch.values.frozen import dataclass
+
+if TYPE_CHECKING:
+    from ddplaunch.planning.launch import Launch
 
 #: Who holds the ID: a node that was started by itself, the launcher of several hosts, or one of its hosts.
 Holder = Literal["node", "launcher", "host"]

@@ -1,0 +1,65 @@
+"""Compares the numbers that ranks noted at their first optimizer steps with the plan, while the ranks train."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddplaunch.agent.guard.loop import Guarding
+    from ddplaunch.values.finding import Finding
+
+_EVERY_S = 2.0  # between two checks for the files
+
+
+class NumbersWatch:
+    """Waits until all ranks of an attempt have noted their first optimizer steps, and reports differences to the plan.
+
+    It checks now and then whether the ranks' files exist; nothing is read or imported until all of them do.
+    """
+
+    def __init__(self, run: Guarding) -> None:
+        """Wait for nothing yet. Only node 0 reports findings, because all nodes have the same numbers."""
+        self._run = run
+        self._findings: tuple[Finding, ...] = ()
+        self._folder = ""
+        self._ranks: tuple[int, ...] = ()
+
+    def begin(self, attempt: int, ranks: Iterable[int]) -> None:
+        """Wait for the notes of an attempt that has just started."""
+        if self._run.settings.observe and self._run.settings.node_directory is not None:
+            self._folder, self._ranks = f"{self._run.settings.node_directory}/attempt-{attempt}", tuple(ranks)
+            self._wait()
+
+    def _wait(self) -> None:
+        self._run.loop.at(time.monotonic() + _EVERY_S, self._look)
+
+    def _look(self) -> None:
+        if all(os.path.exists(f"{self._folder}/rank-{rank}.observed.json") for rank in self._ranks):  # noqa: PTH110
+            self._run.aside(self._compare, "the ranks' notes could not be compared")
+        else:
+            self._wait()
+
+    def _compare(self) -> None:
+        from ddplaunch.records.outcome import write_findings
+        from ddplaunch.ui.speech import findings_text
+        from ddplaunch.ui.terminal import Terminal
+        from ddplaunch.watch import observed
+
+        folder, settings = self._folder, self._run.settings
+        seen = observed.look(folder, self._ranks, os.environ, settings.ignore)
+        if self._folder != folder:
+            return  # a new attempt has begun
+        if not seen.over:
+            self._wait()
+        elif seen.findings and not settings.node:
+            self._findings += seen.findings  # for `ps` and the final report
+            write_findings(settings.node_directory or "", self._findings)
+            self._run.say(findings_text(seen.findings, Terminal.of(sys.stderr)) + "\n")
+
+    def told(self) -> tuple[str, ...]:
+        """Return the first lines of the findings that were shown."""
+        return tuple(finding.what for finding in self._findings)
