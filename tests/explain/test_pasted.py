@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+
 import pytest
 
 from benchmarks.fault_sets import logs
@@ -605,3 +608,40 @@ def test_a_loss_that_an_assertion_found_not_finite() -> None:
 def test_a_video_that_ffmpeg_cannot_read() -> None:
     video = "av.error.InvalidDataError: [Errno 1094995529] Invalid data found when processing input: '/data/212.mp4'"
     assert diagnosed(STEPS + raised(None, video)).code == "data-corrupt"
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        lambda at, text: f"{'INFO' if at < 9 else 'ERROR'}\t2026-01-05T04:11:{at:02}.123Z\tworkerpool0-0\t{text}",
+        lambda at, text: f"2026-01-05 04:11:{at:02} {'INFO' if at < 9 else 'ERROR'} trainer: {text}",
+        lambda at, text: f'time="2026-01-05T04:11:{at:02}Z" level={"info" if at < 9 else "error"} msg={text}',
+        lambda at, text: f"[{'STDOUT' if at < 9 else 'STDERR'}] {text}",
+        lambda at, text: f'2026-01-05T04:11:{at:02}Z\t{{"app":"train","pod":"trainer-1"}}\t{text}',
+        lambda at, text: f"trainer-1 {json.dumps({'level': 'info', 'message': text})}",
+        lambda at, text: f"2026-01-05 04:11:{at:02}.000 +0000 kube.train: {json.dumps({'log': text + chr(10)})}",
+        lambda at, text: f'{{ "ts": 1.{at}, "msg": {json.dumps(text)} }}',
+        lambda at, text: json.dumps({"kubernetes": {"pod": "a"}, "log": {"message": text}, "level": "info"}),
+    ],
+)
+def test_what_a_collector_puts_before_each_line_may_differ_in_its_words(show: Callable[[int, str], str]) -> None:
+    lines = (STEPS + raised(None, "KeyError: 'title'")).splitlines()
+    found = diagnosed("".join(f"{show(at, line)}\n" for at, line in enumerate(lines)))
+    assert found.what == "KeyError: 'title' at train.py:31 in main"
+
+
+@pytest.mark.parametrize("file", ["agent/server/api.py:836", "multiprocessing/errors/error_handler.py:141"])
+def test_a_traceback_that_torch_elastic_logs(file: str) -> None:
+    front = f"E1128 10:00:00.123000 18472 torch/distributed/elastic/{file}] "
+    told = "".join(front + line + "\n" for line in raised(None, "KeyError: 'title'").splitlines())
+    assert diagnosed(STEPS * 9 + told).what == "KeyError: 'title' at train.py:31 in main"
+
+
+def test_an_abort_of_nccl_does_not_hide_the_time_out_before_it() -> None:
+    found = diagnosed(f"{STEPS}Timeout waiting for NCCL all-reduce (600 s)\nNCCL communicator was aborted on rank 2.\n")
+    assert (found.code, found.what) == ("collective-timeout", "all-reduce timed out")
+
+
+def test_a_worker_of_a_data_loader_that_a_signal_ended() -> None:
+    found = diagnosed(raised(0, "RuntimeError: DataLoader worker (pid 4142) is killed by signal: Terminated. "))
+    assert "a signal ended a process of rank 0's DataLoader (Terminated)" in found.why

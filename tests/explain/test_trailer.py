@@ -55,6 +55,10 @@ def test_what_the_agent_ended_is_marked() -> None:
         ("  Process name: [[29973,1],5]\n  Exit code:    3", 3, 5),
         ("zsh: segmentation fault  python3 train.py", -11, None),
         ("zsh: illegal hardware instruction  python3 train.py", -4, None),
+        ("[1]  18472 segmentation fault (core dumped)  python train.py", -11, None),
+        ("[2]  + 4711 killed     torchrun --nproc-per-node 2 train.py", -9, None),
+        ("[1]    18472 bus error  python train.py", -7, None),
+        ("[1]+  Aborted                 (core dumped) ./train.sh", -6, None),
         ("run.sh: line 3:   441 Floating point exception(core dumped) python train.py", -8, None),
         ("run_train.sh: line 32: 2796136 Terminated              python main.py", -15, None),
         ("[rank: 1] Child process with PID 24110 terminated with code 1. Forcefully terminating all", 1, 1),
@@ -129,7 +133,10 @@ def test_deepspeed_names_the_process_whose_end_made_it_stop_the_others() -> None
 
 @pytest.mark.parametrize(
     "line",
-    ["trainer-1 exited with code 0", "Bus error rate 0.3", "Killed 3 stale jobs", "Terminated: 4 workers", "Abort: 3"],
+    [
+        *("trainer-1 exited with code 0", "[1]  + 18472 done       python train.py", "[1]+  Killed   tensorboard"),
+        *("Bus error rate 0.3", "Killed 3 stale jobs", "Terminated: 4 workers", "Abort: 3"),
+    ],
 )
 def test_what_is_no_end(line: str) -> None:
     assert exits(line) == []

@@ -405,18 +405,16 @@ def _own_where_nobody_else_failed(case: Case) -> list[Failure]:
     """
     candidates = [failure for failure in case.failures if failure.fate != "survived"]
     first = recorded.first_by_itself(case.facts)
-    if first is not None:
-        own_places = {
-            failure.line.at for failure in candidates if failure.maybe_own and failure.speaker.rank == first.rank
-        }
-    else:
-        speakers = {failure.speaker for failure in candidates if failure.standing < Tier.HINT}
-        speakers |= {hit.line.speaker for hit in of_peers(case.echoes)}
-        has_others = len(speakers) > 1 or any(not failure.maybe_own for failure in candidates if failure.survivor)
-        own_places = set() if has_others else {failure.line.at for failure in candidates if failure.maybe_own}
-    own_places -= {failure.line.at for failure in candidates if failure.fate != "fatal" or failure.logged}
+    speakers = {failure.speaker for failure in candidates if failure.standing < Tier.HINT}
+    speakers |= {hit.line.speaker for hit in of_peers(case.echoes)}
+    alone = len(speakers) <= 1 and all(failure.maybe_own for failure in candidates if failure.survivor)
+
+    def is_own(failure: Failure) -> bool:
+        came_first = alone if first is None else failure.speaker.rank == first.rank
+        return failure.maybe_own and came_first and failure.fate == "fatal" and not failure.logged
+
     return [
-        replace(failure, tier=Tier.GENERAL, side=False, survivor=False) if failure.line.at in own_places else failure
+        replace(failure, tier=Tier.GENERAL, side=False, survivor=False) if is_own(failure) else failure
         for failure in candidates
     ]
 

@@ -18,7 +18,7 @@ from typing import Any
 from ddplaunch.explain.diagnosis import Frame
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.scan import Scanned
-from ddplaunch.explain.stacks.parse import CodePlace, RankStack, ThreadStack, is_collective, place_of
+from ddplaunch.explain.stacks.parse import RankStack, ThreadStack, is_collective
 from ddplaunch.machine.files import read_plain
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import ranks_text
@@ -208,13 +208,13 @@ LARGEST_BYTES = 64 << 20
 class Flight:
     """The first collective that did not end, described by ``what`` in one line; ``missing`` ranks did not join it.
 
-    ``last`` says where each rank of the group called its last collective, as far as the dumps tell. ``everyone`` is the
-    number of ranks of the run if all of them called this one, else 0.
+    ``last`` are the stacks in which the ranks of the group called their last collective, as far as the dumps tell.
+    ``everyone`` is the number of ranks of the run if all of them called this one, else 0.
     """
 
     what: str
     missing: tuple[int, ...] = ()
-    last: tuple[tuple[int, CodePlace], ...] = ()
+    last: tuple[RankStack, ...] = ()
     everyone: int = 0
 
 
@@ -261,21 +261,21 @@ def flight(dumps: Mapping[int, Sequence[Mapping[str, Any]]], ranks: int = 0) -> 
             continue
         if not ends_known and number < max(members.values()) and not missing:
             continue  # gloo records no ends: only the last, and those that some rank did not join, can be open
-        called = [(rank, _called(reached[upto, group][rank])) for rank, upto in sorted(members.items())]
+        called = [_called(rank, reached[upto, group][rank]) for rank, upto in sorted(members.items())]
         operation = _open(number, by_rank, missing, ranks if ends_known else 0)
-        return replace(operation, last=tuple((rank, at) for rank, at in called if at is not None))
+        return replace(operation, last=tuple(stack for stack in called if stack.main))
     return None
 
 
-def _called(entry: Mapping[str, Any]) -> CodePlace | None:
-    """Return the place in the code that called this collective; its frames are innermost first."""
+def _called(rank: int, entry: Mapping[str, Any]) -> RankStack:
+    """Return the stack in which ``rank`` called this collective; its frames are innermost first."""
     frames = entry.get("frames")
     calls = tuple(
         Frame(str(frame.get("filename")), line, str(frame.get("name")))
         for frame in (frames if isinstance(frames, list) else ())
         if isinstance(frame, dict) and isinstance(line := frame.get("line"), int)
     )
-    return place_of(RankStack(0, 0, (ThreadStack("", calls),))) if calls else None
+    return RankStack(rank, 0, (ThreadStack("", calls),))
 
 
 def _open(number: int, by_rank: Mapping[int, Mapping[str, Any]], missing: tuple[int, ...], ranks: int) -> Flight:

@@ -15,7 +15,7 @@ from dataclasses import field, replace
 from typing import Literal, NamedTuple
 
 from ddplaunch.explain.decide.collectives import Stuck, stuck
-from ddplaunch.explain.decide.recorded import ended_later, only_failed_rank
+from ddplaunch.explain.decide.recorded import ended_later
 from ddplaunch.explain.decide.work import GOES_ON, Work, said_done, says_failed
 from ddplaunch.explain.diagnosis import Raised, RunFacts, UserCall
 from ddplaunch.explain.read.lines import Line, announced_in
@@ -120,7 +120,8 @@ def failures(scanned: Scanned) -> tuple[list[Failure], list[Hit]]:
     by_line: dict[int, list[Hit]] = {}
     for hit in scanned.hits:
         by_line.setdefault(hit.line.at, []).append(hit)
-    raised_before = _RaisedBefore(scanned)
+    lasts = ((traceback.parts[-1].line, traceback) for traceback in scanned.tracebacks)
+    ends = {(last.speaker, last.at): traceback for last, traceback in lasts}
     found: list[Failure] = []
     echoes: list[Hit] = []
     for traceback in scanned.tracebacks:
@@ -136,7 +137,7 @@ def failures(scanned: Scanned) -> tuple[list[Failure], list[Hit]]:
         if hit.signature.tier == Tier.ECHO:
             echoes.append(hit)
         elif hit is by_line[hit.line.at][0]:
-            failure = _of_hit(hit, hit.line.speaker, raised_before.of(hit))
+            failure = _of_hit(hit, hit.line.speaker, _raised_before(hit, ends))
             found.append(replace(failure, logged=announced_in(hit.line.text)))
     return found, echoes
 
@@ -223,27 +224,17 @@ def _of_hit(hit: Hit, speaker: Speaker, raised: Raised | None) -> Failure:
     return Failure(hit.signature.tier, hit.line, speaker, hit.signature, hit.groups, raised, quoted)
 
 
-class _RaisedBefore:
-    """Looks up earlier exceptions of the same speaker; built once, because a long log has many hits."""
+def _raised_before(hit: Hit, ends: Mapping[tuple[Speaker, int], Traceback]) -> Raised | None:
+    """Return the exception to whose message ``hit`` belongs as a later line; None if another program printed it.
 
-    def __init__(self, scanned: Scanned) -> None:
-        self._raised: dict[Speaker, list[tuple[int, Traceback]]] = {}
-        for traceback in scanned.tracebacks:
-            last = traceback.parts[-1].line
-            self._raised.setdefault(last.speaker, []).append((last.at, traceback))
-        for entries in self._raised.values():
-            entries.sort(key=lambda entry: entry[0])
-
-    def of(self, hit: Hit) -> Raised | None:
-        """Return the exception to whose message ``hit`` belongs as a later line; None if another program printed it."""
-        if _NAMES_A_PROGRAM.match(hit.line.text):
-            return None
-        entries = self._raised.get(hit.line.speaker, [])
-        index = bisect.bisect_left(entries, hit.line.at, key=lambda entry: entry[0]) - 1
-        if index < 0 or hit.line.at - entries[index][0] > _MESSAGE_LINES:
-            return None
-        traceback = entries[index][1]
-        return None if traceback.handled else traceback.parts[-1].raised
+    ``ends`` are the tracebacks by the speaker and the position of their last lines.
+    """
+    line = hit.line
+    keys = ((line.speaker, line.at - lines) for lines in range(1, _MESSAGE_LINES + 1))
+    traceback = next((ends[key] for key in keys if key in ends), None)
+    if traceback is None or traceback.handled or _NAMES_A_PROGRAM.match(line.text):
+        return None
+    return traceback.parts[-1].raised
 
 
 #: Codes of ends that do not tell their reason.
@@ -278,6 +269,7 @@ _CAUGHT = re.compile(r"(?!\W*(?:ERROR|FATAL|CRITICAL|Error|error)\b)\S+ .*\b[A-Z
 _WARNED = re.compile(r"\.py:\d+: \w*Warning: ")  # printed by Python's warnings
 #: Exit statuses of ranks that were told to end.
 _ASKED_TO_END = (-15, -2, -1, 143, 130, 129)
+_SURVIVED = 4  # steps; ranks that lost another one make one or two more at most
 _NEAR = 40  # most lines between an exception and the line that names its cause
 
 
@@ -362,13 +354,18 @@ def caught_and_logged(case: Case) -> Holds:
 
 
 def steps_followed(case: Case) -> Holds:
-    """The same rank reported several more steps."""
-    return lambda failure: case.work.steps_after(failure.line)
+    """Several more steps were reported."""
+
+    def holds(failure: Failure) -> bool:
+        progress, steps = case.work.reported_after(failure.line)
+        return steps >= _SURVIVED or progress >= 4 * _SURVIVED
+
+    return holds
 
 
 def at_start_and_started(case: Case) -> Holds:
     """It ends ranks before their first step, and a step follows it."""
-    return lambda failure: failure.signature.kind == "at-start" and case.work.started_after(failure.line)
+    return lambda failure: failure.signature.kind == "at-start" and case.work.reported_after(failure.line)[0] > 0
 
 
 def stopped_by_the_launcher(case: Case) -> Holds:
@@ -415,28 +412,19 @@ def after_the_failure(case: Case) -> Holds:
 def of_something_else(case: Case) -> Holds:
     """It carries no rank's prefix, and comes after an exit, or before an exception with which it is not connected.
 
-    That is: it only reports an exception or a shell's error, or steps came in between. If the only failed rank raised
-    an exception of its own, everything without a rank's prefix counts as something else.
+    That is: it only reports an exception or a shell's error, or steps came in between.
     """
     raised, waits = _places_of_failures(case)
     exits = [end.line.at for end in case.scanned.exits if not end.by_agent]
     over, last = min((*raised, *waits, *exits), default=math.inf), max(raised, default=-1)
-    only = only_failed_rank(case.scanned)
-    alone = any(failure.speaker.rank == only is not None and _is_own(failure) for failure in case.failures)
 
     def holds(failure: Failure) -> bool:
-        if not _unsigned(failure) or alone or failure.line.at > over:
-            return _unsigned(failure)
         step = case.work.reports_a_step(failure.line)
         told = _COMPLAINS.match(failure.line.text) or _CAUGHT.match(failure.line.text)
-        return failure.line.at < last and (bool(told) or (step is not None and step.at < last))
+        unconnected = told is not None or (step is not None and step.at < last)
+        return _unsigned(failure) and (failure.line.at > over or (failure.line.at < last and unconnected))
 
     return holds
-
-
-def _is_own(failure: Failure) -> bool:
-    """Return whether it is an exception of the script that ended its rank."""
-    return failure.fate == "fatal" and failure.tier == Tier.GENERAL and not (failure.is_known or failure.bare)
 
 
 def explained_by_another(case: Case) -> Holds:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from ddplaunch.explain.diagnosis import RunFacts
 from ddplaunch.explain.read.lines import Line
-from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.read.scan import Scanned
 from ddplaunch.explain.read.trailer import closes_badly
 
@@ -76,7 +75,6 @@ _DUMPED = re.compile(
 _SUMS_UP = frozenset(("launcher-summary", "told-elsewhere", "nccl-watchdog-abort"))
 _CLOSING, _WORK = 2, 3  # last lines that may report a failure; steps of a training that got going
 _ENDS = 15  # last lines of a file that may say how it ended
-_SURVIVED = 4  # steps; a rank that lost the others makes one or two more at most
 GOES_ON = 3  # lines of a program that continued after an error it announced
 
 
@@ -185,17 +183,33 @@ def stops_short(lines: Sequence[Line]) -> Line | None:
 
 
 class _Rest(NamedTuple):
-    """How many reports of progress, and how many different steps, follow each position in a file.
+    """How many reports of progress, and how many different steps, follow each line of a file that says something.
 
-    ``reports`` are the reports of steps. ``passed`` and ``done`` are the positions of the last lines near the end that
-    say that tests passed or a job is over, and that the work is done; -1 for none.
+    ``places`` are the positions of these lines, ``reports`` the reports of steps. ``passed`` and ``done`` are the last
+    lines near the end that say that tests passed or a job is over, and that the work is done; -1 for none.
     """
 
+    places: list[int]
     progress: list[int]
     steps: list[int]
+    reports: list[Line]
     passed: int
     done: int
-    reports: list[Line]
+
+
+def _rest(lines: Sequence[Line]) -> _Rest:
+    progress, steps, steps_seen = [0], [0], set[str]()
+    reports: list[Line] = []
+    for line in reversed(lines):
+        reported, step = bool(PROGRESS.search(line.text)), " ".join(_STEP.findall(line.text))
+        steps_seen |= {step} if step else set()
+        progress.append(progress[-1] + reported)
+        steps.append(len(steps_seen))
+        if reported and step and not _NO_REPORT.search(line.text):
+            reports.append(line)
+    last = range(max(0, len(lines) - _ENDS), len(lines))
+    ends = (max((at for at in last if pattern.search(lines[at].text)), default=-1) for pattern in (_OVER, _DONE))
+    return _Rest([line.at for line in lines], progress[::-1], steps[::-1], reports[::-1], *ends)
 
 
 class Work:
@@ -203,15 +217,19 @@ class Work:
 
     def __init__(self, lines: Sequence[Line]) -> None:
         self._files: dict[str, list[Line]] = {}
-        self._reports: dict[Speaker, list[Line]] = {}
         for line in lines:
             counts = line.text[:1] != " " or "%|" in line.text or _COUNTS.match(line.text)
             if counts and says_something(line.text):
                 self._files.setdefault(line.file, []).append(line)
-                if PROGRESS.search(line.text):
-                    self._reports.setdefault(line.speaker, []).append(line)
         self._rests: dict[str, _Rest] = {}
         self._again: dict[str, int] = {}
+
+    def _after(self, line: Line) -> tuple[_Rest, int]:
+        """Return what is known of the file of ``line``, and how many of its lines are not after ``line``."""
+        if line.file not in self._rests:
+            self._rests[line.file] = _rest(self._files.get(line.file, []))
+        rest = self._rests[line.file]
+        return rest, bisect.bisect_right(rest.places, line.at)
 
     def went_on(self, line: Line, uncaught: bool = False, announced: bool = False) -> bool:
         """Return whether the work continued after ``line`` in the same log: it was completed, or made two more steps.
@@ -220,14 +238,12 @@ class Work:
         was ``announced`` as skipped or retried. After an ``uncaught`` exception the word "done" only counts with a
         step, because the shell script around the training prints it too.
         """
-        lines = self._files.get(line.file, [])
-        at = bisect.bisect_right(lines, line.at, key=_place)
-        rest = self._rest(line.file)
+        rest, at = self._after(line)
         if rest.passed >= at:
             return True
-        if len(lines) - at < 1 + uncaught:
+        if len(rest.places) - at < 1 + uncaught:
             return False
-        progress, steps = rest.progress[at], rest.steps[at]
+        progress, steps = self.reported_after(line)
         begun = steps > 0 or (progress > 0 and self.began_again(line))
         is_over = rest.done >= at and (begun or not uncaught)
         return is_over or steps >= 2 or progress >= (1 if announced else 4)
@@ -237,27 +253,19 @@ class Work:
 
         Bars do not count: a bar may be drawn once more after a failure.
         """
-        reports = self._rest(line.file).reports
+        reports = self._after(line)[0].reports
         below = range(bisect.bisect_right(reports, line.at, key=_place), len(reports))
         return next((reports[at] for at in below if line.speaker.rank in (None, reports[at].speaker.rank)), None)
 
-    def started_after(self, line: Line) -> bool:
-        """Return whether any rank reported a step after ``line`` in the same log, which means that all had started."""
-        lines = self._files.get(line.file, [])
-        return self._rest(line.file).progress[bisect.bisect_right(lines, line.at, key=_place)] > 0
-
-    def steps_after(self, line: Line) -> bool:
-        """Return whether the speaker of ``line`` reported several more steps after it."""
-        reports = self._reports.get(line.speaker, [])
-        later_reports = reports[bisect.bisect_right(reports, line.at, key=_place) :][: 4 * _SURVIVED]
-        steps = {" ".join(_STEP.findall(report.text)) for report in later_reports} - {""}
-        return len(steps) >= _SURVIVED or len(later_reports) >= 4 * _SURVIVED
+    def reported_after(self, line: Line) -> tuple[int, int]:
+        """Return how many reports of progress, and how many different steps, follow ``line`` in the same log."""
+        rest, at = self._after(line)
+        return rest.progress[at], rest.steps[at]
 
     def said_between(self, line: Line, until: int) -> int:
         """Return how many lines that say something follow ``line`` in the same log before position ``until``."""
-        lines = self._files.get(line.file, [])
-        begun, end = (bisect.bisect_left(lines, at, key=_place) for at in (line.at + 1, until))
-        return end - begun
+        rest, at = self._after(line)
+        return bisect.bisect_left(rest.places, until) - at
 
     def began_again(self, line: Line) -> bool:
         """Return whether a line after ``line`` says that the work was resumed."""
@@ -265,25 +273,6 @@ class Work:
             lines = self._files.get(line.file, [])
             self._again[line.file] = max((later.at for later in lines if _AGAIN.search(later.text)), default=-1)
         return self._again[line.file] > line.at
-
-    def _rest(self, file: str) -> _Rest:
-        if file not in self._rests:
-            lines = self._files.get(file, [])
-            progress, steps, steps_seen = [0], [0], set[str]()
-            reports: list[Line] = []
-            for line in reversed(lines):
-                reported, step = bool(PROGRESS.search(line.text)), " ".join(_STEP.findall(line.text))
-                steps_seen |= {step} if step else set()
-                progress.append(progress[-1] + reported)
-                steps.append(len(steps_seen))
-                if reported and step and not _NO_REPORT.search(line.text):
-                    reports.append(line)
-            last = range(max(0, len(lines) - _ENDS), len(lines))
-            passed, done = (
-                max((at for at in last if pattern.search(lines[at].text)), default=-1) for pattern in (_OVER, _DONE)
-            )
-            self._rests[file] = _Rest(progress[::-1], steps[::-1], passed, done, reports[::-1])
-        return self._rests[file]
 
 
 def _place(line: Line) -> int:

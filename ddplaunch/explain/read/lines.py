@@ -99,7 +99,7 @@ def read_lines(
     for number, text in entries:
         text, who = prefixes.strip(text, speaker)
         for inner in unfold(text):
-            inner, who = without_known(inner, who) if text[:2] == '{"' else (inner, who)
+            inner, who = without_known(inner, who) if text[:1] == "{" else (inner, who)
             yield Line(index, file, number, inner.rstrip(), who)
             index += 1
 
@@ -121,12 +121,14 @@ _MOST_RANKS = 10**7
 
 def unfold(raw: str) -> list[str]:
     """Return the lines inside a JSON record (structured logging, container runtimes), else the line itself."""
-    if not raw.startswith('{"') or not raw.rstrip().endswith("}"):
+    if raw[:1] != "{" or '"' not in raw[:3] or raw.rstrip()[-1] != "}":
         return [raw]
     try:
         record = json.loads(raw)
     except (ValueError, RecursionError):
         return [raw]
+    for inner in [value for value in record.values() if isinstance(value, dict)]:
+        record = inner | record
     texts = [str(record[key]) for key in _JSON_TEXT if isinstance(record.get(key), str) and record[key]]
     numbers = [f"{key} {record[key]}" for key in _JSON_NUMBERS if type(record.get(key)) in (int, float)]
     texts = [" ".join([*texts[:1], *numbers]), *texts[1:]] if numbers else texts

@@ -51,13 +51,13 @@ _IN_FRONT = (_STAMP, *patterns("in-front"))
 #: How tracebacks and launchers begin their lines; whatever precedes that was added by a service or a viewer.
 _BEGINS = re.compile(
     r"(?:\[rank\d{1,7}\]: ?|\[default\d{1,7}\]: ?)*(?:Traceback \(most recent call last\)|  File \"[^\"]+\", line \d"
-    r"|[EWI]\d{4} \d\d:\d\d:\d\d\.\d)"
+    r"|[EWI]\d{4} \d\d:\d\d:\d\d\.\d|\{(?=\"(?:[^}]*\")?(?:log|message|msg)\": ?\"))"
 )
 _MOSTLY_ALL = 0.9
 _COLUMN, _MOST_COLUMNS = re.compile(r"^([A-Za-z][\w.-]*?(-\d+)?) +\|(?: |$)"), 8  # docker compose
 _MOST_PREFIXES = 6
-_FIELD = re.compile(r"(\d+|\s+)")
-_NAME = re.compile(r"[A-Za-z][\w.-]*\d\b")
+_VARIES = re.compile(r"\w+|(?:\\\s)+")  # in an escaped prefix
+_NAME = re.compile(r"(?<![\w.:-])[A-Za-z][\w.-]*\d\b")
 _OFTEN = 4  # lines per rank on average
 _WIDEST_FRONT = 120  # characters
 _MOST_FRONTS, _MOST_READ, _FEWEST_LINES = 3, 400, 3
@@ -91,7 +91,7 @@ class Prefixes:
     def _learned(self, sample: Sequence[str]) -> re.Pattern[str] | None:
         """Return a pattern for an unknown prefix that nearly all lines have, or None.
 
-        It is found before lines that begin like a traceback. Numbers in it may differ from line to line.
+        It is found before lines that begin like a traceback. Words and numbers in it may differ from line to line.
         """
         fronts: Counter[str] = Counter()
         for line in sample:
@@ -104,9 +104,9 @@ class Prefixes:
             return None
         step = max(1, len(sample) // _MOST_READ)
         lines = [self.strip(line, NOBODY)[0] for line in sample[::step] if line.strip()]
-        for shape, _ in fronts.most_common(_MOST_FRONTS):
+        for shape, lines_with_it in fronts.most_common(_MOST_FRONTS):
             front = re.compile(shape)
-            if sum(bool(front.match(line)) for line in lines) >= _MOST_LINES * len(lines):
+            if lines_with_it > 1 and sum(bool(front.match(line)) for line in lines) >= _MOST_LINES * len(lines):
                 return front
         return None
 
@@ -166,14 +166,12 @@ def _common_indent(lines: Sequence[str]) -> int:
 
 
 def _shape(front: str) -> str:
-    """Return a pattern for prefixes like this one, with any numbers."""
-    inner = front.strip()
+    """Return a pattern for prefixes like this one, with any words, numbers and spaces."""
     head = r"\s*" if front[:1].isspace() else ""
     space = front[len(front.rstrip()) :]
     ends = f"(?:{re.escape(space)}|$)" if space else ""
-    parts = ("" if not field else r"\d+" if field.isdigit() else r"\s+" if field.isspace() else re.escape(field)
-             for field in _FIELD.split(inner))  # fmt: skip
-    return f"{head}{''.join(parts)}{ends}"
+    inner = _VARIES.sub(lambda field: r"\s+" if field[0][0] == "\\" else r"\w+", re.escape(front.strip()))
+    return f"{head}{inner}{ends}"
 
 
 def _native(text: str, who: Speaker) -> Speaker:

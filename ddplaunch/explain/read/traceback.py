@@ -41,8 +41,8 @@ _CHAINED = {
     "During handling of the above exception, another exception occurred": "during",
     "The above exception was the direct cause of the following exception": "cause",
 }
-#: Exceptions of a lookup that a library tries first; the exception that follows is the one that counts.
 _CLEANS_UP = frozenset(("__exit__", "__aexit__", "close", "cleanup", "shutdown", "teardown"))
+#: Exceptions of a lookup that a library tries first; the exception that follows is the one that counts.
 _MISSES = frozenset(("KeyError", "AttributeError", "IndexError", "StopIteration", "LookupError", "Empty", "Full"))
 _WORKER, _NAMELESS = "DataLoader worker (pid", ("", "timed out", "[Errno 111] Connection refused")
 _EMPTY, _FOREIGN = 2, 12  # empty lines that may precede a message; lines of others inside a traceback

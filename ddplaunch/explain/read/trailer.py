@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.prefixes import Speaker
-from ddplaunch.explain.signatures import patterns
+from ddplaunch.explain.signatures import named, patterns
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import SIGNALS, number_of_signal, signal_name
 
@@ -43,9 +43,9 @@ _NAMED = re.compile(r"(?:Process name: +\[\[\d+,\d+\],|MPI_ABORT was invoked on 
 _NEXT = re.compile(r"^\s*(?:Exit code: +|with errorcode )(?P<code>\d+)\.?\s*$")
 #: Each line that reports an exit contains one of these.
 _TRIGGERS = (
-    "exit", "Exit", "EXIT_CODE=", "status", "return", "signal", "errorcode", "terminated with", "crashed with",
-    "srun: error", "zsh: ", ": line ", "MPI_ABORT", "Process name:", "Unable to shutdown", "make", "with <Signals",
-)  # fmt: skip
+    *(text for name in ("read-exits-of-launchers", "read-exits") for text in named(name).needed),
+    *("Unable to shutdown", "MPI_ABORT", "Process name:", "Exit code: ", "errorcode"),
+)
 
 
 #: How unknown services and wrappers say at the end that the work failed: a status, a level, a state, a verb.

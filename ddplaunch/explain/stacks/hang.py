@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.explain.diagnosis import Diagnosis, Evidence
+from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.explain.signatures import named, say, words_for
 from ddplaunch.explain.stacks.parse import (
-    EVIDENCE,
     RankGroup,
     RankStack,
     at_text,
@@ -151,13 +150,10 @@ def located(diagnosis: Diagnosis, stacks: Sequence[RankStack], recorded: Flight 
         for group in late_groups
         if group.place.path
     ]
-    evidence = evidence_of(late_groups)
-    if not were:
-        were = [
-            f"rank {rank} had called its last collective as {place.text}" for rank, place in last if rank in missing
-        ]
-        shown = [(rank, place) for rank, place in last if place.path][:EVIDENCE]
-        evidence = tuple(Evidence(place.path, place.line, f"rank {rank}: {place.text}") for rank, place in shown)
+    called = [
+        f"{ranks_text(group.ranks)} had called {_is(group.ranks, 'its', 'their')} last collective as {group.place.text}"
+        for group in groups(stack for stack in last if stack.rank in missing)
+    ]
     reason, fix = _reasons(busy[:2], {})
     if fix.startswith("`kill") or (late_groups and not fix):  # a stopped rank has been ended by now
         fix = say("was-stopped" if fix else "ranks-part").fixes[0]
@@ -166,10 +162,10 @@ def located(diagnosis: Diagnosis, stacks: Sequence[RankStack], recorded: Flight 
     return replace(
         diagnosis,
         what=recorded.what if recorded is not None and missing else diagnosis.what,
-        why="; ".join(filter(None, (*were[:2], reason, diagnosis.why))),
+        why="; ".join(filter(None, (*(were or called)[:2], reason, diagnosis.why))),
         fixes=tuple(filter(None, (fix, *general))),
         rank=diagnosis.rank if rank is None else rank,
-        evidence=(*diagnosis.evidence, *evidence),
+        evidence=(*diagnosis.evidence, *evidence_of(late_groups if were else groups(last))),
         calls=(calls_of(late_groups[0].stacks[0]) if late_groups else ()) or diagnosis.calls,
     )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Literal
 
 from ddplaunch.explain.diagnosis import Evidence, Frame, UserCall, user_calls
@@ -22,7 +21,7 @@ _THREAD = re.compile(
 _FRAME = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 _DUMP = re.compile(r"Fatal Python error: |Timeout \([\d:.]+\)!")
 _NEAR = 12  # lines that may separate a crash's first line from its stacks
-EVIDENCE = 4  # places that a diagnosis lists
+_EVIDENCE = 4  # places that a diagnosis lists
 _DUMPED = 400  # lines that the stacks of all threads may take
 
 
@@ -104,14 +103,23 @@ def stack_text(stack: RankStack, who: str = "") -> str:
 Kind = Literal["collective", "meeting", "backward", "gpu", "loader", "own", "unknown"]
 
 _NEEDS_OTHERS: frozenset[Kind] = frozenset(("collective", "meeting", "backward", "gpu"))
-_COLLECTIVES = re.compile(
-    r"(?:all_reduce|all_gather|all_to_all|broadcast|gather|reduce|reduce_scatter|scatter)(?:_\w+)?"
-    r"|(?:monitored_)?barrier|i?send|i?recv|batch_isend_irecv"
+_COLLECTIVE = re.compile(
+    r"/torch/distributed/.* "
+    r"(?:(?:all_reduce|all_gather|all_to_all|broadcast|gather|reduce|reduce_scatter|scatter)(?:_\w+)?"
+    r"|(?:monitored_)?barrier|i?send|i?recv|batch_isend_irecv)$"
 )
-_MEETING = frozenset(
-    ("init_process_group", "destroy_process_group", "new_group", "split_group", "rendezvous", "_store_based_barrier")
+#: What a library does, by file and function of a frame; the first row that matches counts.
+_KINDS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
+    (
+        "meeting",
+        re.compile(r" (?:(?:init|destroy)_process_group|(?:new|split)_group|rendezvous|_store_based_barrier)$"),
+    ),
+    ("collective", _COLLECTIVE),
+    ("backward", re.compile(r"/torch/.* (?:backward|_engine_run_backward)$")),
+    ("collective", re.compile(r"/torch/(?:nn/parallel/distributed|distributed/utils)\.py _(?:sync|verify)")),
+    ("loader", re.compile(r"/torch/utils/data/dataloader\.py ")),
+    ("gpu", re.compile(r"/torch/cuda/.* synchronize$")),
 )
-_DDP = "/torch/nn/parallel/distributed.py"
 #: Functions of multiprocessing in which a spawned process imports the script.
 IMPORTS_AGAIN = frozenset(("_fixup_main_from_path", "_fixup_main_from_name"))
 #: Functions of threading, concurrent.futures and multiprocessing.
@@ -157,7 +165,7 @@ class RankGroup:
 
 def is_collective(frame: Frame) -> bool:
     """Return whether a frame is in one of torch's collective functions."""
-    return "/torch/distributed/" in frame.file and bool(_COLLECTIVES.fullmatch(frame.name))
+    return _COLLECTIVE.search(f"{frame.file} {frame.name}") is not None
 
 
 def place_of(stack: RankStack) -> CodePlace:
@@ -183,37 +191,21 @@ def groups(stacks: Iterable[RankStack]) -> tuple[RankGroup, ...]:
 
     Groups that wait for others come after those that do not, and unknown places last; smaller groups come first.
     """
-    by_place: dict[tuple[str, Kind], RankGroup] = {}
-    for stack in sorted(stacks, key=lambda each: each.rank):
-        place = place_of(stack)
-        group = by_place.setdefault((place.text, place.kind), RankGroup(place, ()))
-        by_place[place.text, place.kind] = replace(group, stacks=(*group.stacks, stack))
+    by_place: dict[CodePlace, list[RankStack]] = {}
+    for stack in sorted(stacks, key=lambda stack: stack.rank):
+        by_place.setdefault(place_of(stack), []).append(stack)
+    all_groups = [RankGroup(place, tuple(members)) for place, members in by_place.items()]
 
     def order(group: RankGroup) -> tuple[bool, bool, int, tuple[int, ...]]:
         return (group.place.kind == "unknown", group.place.needs_others, len(group.ranks), group.ranks)
 
-    return tuple(sorted(by_place.values(), key=order))
+    return tuple(sorted(all_groups, key=order))
 
 
 def _kind(inner: Sequence[Frame]) -> Kind:
     """Return what the library frames do; the outermost call decides, because the user made it."""
-    for frame in reversed(inner):
-        name = frame.name
-        if name in _MEETING:
-            return "meeting"
-        if is_collective(frame):
-            return "collective"
-        if "/torch/" in frame.file and name in ("backward", "_engine_run_backward"):
-            return "backward"
-        if frame.file.endswith(_DDP) and (
-            name.startswith(("_sync", "_verify")) or any("/torch/distributed/" in each.file for each in inner)
-        ):
-            return "collective"
-        if frame.file.endswith("/torch/utils/data/dataloader.py"):
-            return "loader"
-        if "/torch/cuda/" in frame.file and name == "synchronize":
-            return "gpu"
-    return "own"
+    calls = (f"{frame.file} {frame.name}" for frame in reversed(inner))
+    return next((kind for call in calls for kind, pattern in _KINDS if pattern.search(call)), "own")
 
 
 def _call(inner: Sequence[Frame], kind: Kind) -> str:
@@ -261,7 +253,7 @@ def evidence_of(found: Sequence[RankGroup]) -> tuple[Evidence, ...]:
     """Return the places of the first few groups, if they are in files."""
     return tuple(
         Evidence(group.place.path, group.place.line, f"{ranks_text(group.ranks)}: {group.place.text}")
-        for group in found[:EVIDENCE]
+        for group in found[:_EVIDENCE]
         if group.place.path
     )
 
