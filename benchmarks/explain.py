@@ -162,7 +162,7 @@ class Need:
 
 
 #: Rules that read what only the record of a run has: tests/explain/test_recorded.py needs them.
-FROM_RECORDS = ("stopped_by_the_launcher",)
+FROM_RECORDS = ("quoted", "stopped_by_the_launcher", "older_than_the_exception_that_ended_its_rank")
 LOGS_LEAST, AUTHORS_LEAST = 3, 2
 
 

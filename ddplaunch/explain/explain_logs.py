@@ -56,30 +56,24 @@ def explain_texts(
     Of several runs appended to one file, only the last is explained. Each stage appends its decisions to ``why``.
     Raises OSError if a file cannot be read.
     """
-    lines = list(_lines(numbered_lines(sources)))
-    if len(sources) != 1 or facts is not None:
-        return _explained(lines, facts or NOTHING_KNOWN, why)
-    return _explained(lines[last_episode(lines, says_something) :], NOTHING_KNOWN, why)
-
-
-def read_logs(sources: Sequence[LogSource]) -> Scanned:
-    """Return the contents of the last run in ``sources``. Raises OSError if a file cannot be read."""
-    lines = list(_lines(numbered_lines(sources)))
-    return scan(lines[last_episode(lines, says_something) :])
-
-
-def _explained(lines: Iterable[Line], facts: RunFacts, why: list[str] | None = None) -> Explanation:
-    scanned = scan(lines)
-    cause, case = choose(scanned, facts)
+    scanned = read_logs(sources, facts)
+    cause, case = choose(scanned, facts or NOTHING_KNOWN)
     if why is not None:
         why += stages(scanned, case, cause)
     if cause is not None:
         return Explanation(worded(cause), _echoes(cause))
-    if facts is not NOTHING_KNOWN:
+    if facts is not None:
         return Explanation(None)
     last, error = stops_short(scanned.lines), passed_over(case)
     stops_at = last.text.strip() if last is not None else ""
     return Explanation(None, (), stops_at, None if error is None else error.line.evidence)
+
+
+def read_logs(sources: Sequence[LogSource], facts: RunFacts | None = None) -> Scanned:
+    """Return the contents of a record, or of the last run in one file. Raises OSError if a file cannot be read."""
+    lines = list(_lines(numbered_lines(sources)))
+    in_one_file = len(sources) == 1 and facts is None
+    return scan(lines[last_episode(lines, says_something) :] if in_one_file else lines)
 
 
 def _lines(logs: Iterable[tuple[LogSource, list[Numbered]]]) -> Iterator[Line]:

@@ -645,3 +645,20 @@ def test_an_abort_of_nccl_does_not_hide_the_time_out_before_it() -> None:
 def test_a_worker_of_a_data_loader_that_a_signal_ended() -> None:
     found = diagnosed(raised(0, "RuntimeError: DataLoader worker (pid 4142) is killed by signal: Terminated. "))
     assert "a signal ended a process of rank 0's DataLoader (Terminated)" in found.why
+
+
+@pytest.mark.parametrize("host", ["[fd00::1]", "node0:29500", "tcp://10.0.0.1"])
+def test_an_address_that_says_more_than_the_host_is_not_for_etc_hosts(host: str) -> None:
+    line = f"[c10d] The IPv4 network addresses of ({host}, 29500) cannot be retrieved (gai error: -2 - Name unknown).\n"
+    found = diagnosed(line)
+    assert f"`{host}` was looked up as a name" in found.what and "/etc/hosts" not in " ".join(found.fixes)
+
+
+def test_torchrun_that_did_not_use_the_master_address_is_led_to_the_endpoint() -> None:
+    waits = "[c10d] The client socket has timed out after 60000ms while trying to connect to (localhost, 29400).\n"
+    warning = (
+        "W0105 torch/distributed/run.py:1] master_addr is only used for static rdzv_backend and when rdzv_endpoint "
+    )
+    found = diagnosed(f"{warning}is not specified.\n{waits}")
+    assert found.code == "rendezvous-failed" and "--rdzv-endpoint" in found.fixes[0]
+    assert "--rdzv-endpoint" not in " ".join(diagnosed(waits).fixes)

@@ -6,6 +6,7 @@ import bisect
 import re
 from collections import Counter
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from ddplaunch.explain.diagnosis import RunFacts
@@ -75,6 +76,7 @@ _DUMPED = re.compile(
 _SUMS_UP = frozenset(("launcher-summary", "told-elsewhere", "nccl-watchdog-abort"))
 _CLOSING, _WORK = 2, 3  # last lines that may report a failure; steps of a training that got going
 _ENDS = 15  # last lines of a file that may say how it ended
+_PLACE = attrgetter("at")
 GOES_ON = 3  # lines of a program that continued after an error it announced
 
 
@@ -254,7 +256,7 @@ class Work:
         Bars do not count: a bar may be drawn once more after a failure.
         """
         reports = self._after(line)[0].reports
-        below = range(bisect.bisect_right(reports, line.at, key=_place), len(reports))
+        below = range(bisect.bisect_right(reports, line.at, key=_PLACE), len(reports))
         return next((reports[at] for at in below if line.speaker.rank in (None, reports[at].speaker.rank)), None)
 
     def reported_after(self, line: Line) -> tuple[int, int]:
@@ -273,7 +275,3 @@ class Work:
             lines = self._files.get(line.file, [])
             self._again[line.file] = max((later.at for later in lines if _AGAIN.search(later.text)), default=-1)
         return self._again[line.file] > line.at
-
-
-def _place(line: Line) -> int:
-    return line.at

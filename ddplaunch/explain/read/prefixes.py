@@ -78,7 +78,7 @@ class Prefixes:
         names = sorted((name for name in hosts if not name.endswith(("Error", "Exception"))), key=len, reverse=True)
         bracketed = {match[1] for line in timeless if (match := _BRACKETED.match(line))}
         self._host = _fronts(names, sorted(bracketed, key=len, reverse=True))
-        bare = [self._behind_host(line) for line in timeless] if self._host else timeless
+        bare = [_STAMP.sub("", self._without_host(line, NOBODY)[0], count=1) for line in timeless]
         numbered = sum(bool(_TASK.match(line)) for line in bare)
         self._indent = _common_indent(filled)  # of a log that was pasted as a block
         task_lines = sum(bool(_TASK_TELLS.match(line)) for line in bare)
@@ -110,15 +110,15 @@ class Prefixes:
                 return front
         return None
 
-    def _behind_host(self, text: str) -> str:
-        match = self._host.match(text) if self._host is not None else None
-        return text if match is None else _STAMP.sub("", text[match.end() :], count=1)
+    def _without_host(self, text: str, who: Speaker) -> tuple[str, Speaker]:
+        bare = _STAMP.sub("", text, count=1)
+        if self._host is None or (match := self._host.match(bare)) is None:
+            return text, who
+        return bare[match.end() :], who._replace(host=match[match.lastgroup or 0])
 
     def strip(self, text: str, who: Speaker) -> tuple[str, Speaker]:
         """Return the text without its prefixes, and the speaker that they name."""
-        text = text[self._indent :] if self._indent else text
-        if self._host and (match := self._host.match(bare := _STAMP.sub("", text, count=1))):
-            text, who = bare[match.end() :], who._replace(host=match[match.lastgroup or 0])
+        text, who = self._without_host(text[self._indent :], who)
         if self._tasks and (match := _TASK.match(bare := _STAMP.sub("", text, count=1))):
             text, who = bare[match.end() :], who if who.rank is not None else who._replace(rank=int(match[1]))
         text, who = without_known(text, who)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from ddplaunch.explain.decide.collectives import Flight
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.explain.signatures import named, say, words_for
 from ddplaunch.explain.stacks.parse import (
@@ -26,9 +26,6 @@ from ddplaunch.explain.stacks.parse import (
 )
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import duration_text, ranks_text
-
-if TYPE_CHECKING:
-    from ddplaunch.explain.decide.collectives import Flight
 
 _FILES = re.compile(r"nfs|rpc_|fuse|ceph|lustre|gpfs|cifs|smb|p9_|io_schedule|folio_wait|wait_on_page|jbd2|xfs_|ext4_")
 _WAITED, _FILE_OF = re.compile(r"\brank (\d+) (?:waited )?in "), re.compile(r"/rank-(\d+)\.")
@@ -132,17 +129,17 @@ def located(diagnosis: Diagnosis, stacks: Sequence[RankStack], recorded: Flight 
 
     ``stacks`` are from the moment when the first rank reported the failure, ``recorded`` is from flight recorders.
     """
-    missing, last = (recorded.missing, recorded.last) if recorded is not None else ((), ())
-    suspects = set(missing or (() if diagnosis.rank is None else (diagnosis.rank,)))
+    recorded = recorded or Flight("")
+    suspects = set(recorded.missing) or {diagnosis.rank} - {None}
     known_groups = [
         group for group in groups(stacks) if group.place.kind != "unknown" and not is_at_its_end(group.stacks[0])
     ]
-    if recorded is not None and recorded.everyone and diagnosis.code == "collective-timeout":
+    if recorded.everyone and diagnosis.code == "collective-timeout":
         return _all_called_it(diagnosis, known_groups, recorded)
     busy = [group for group in known_groups if not group.place.needs_others]
     busy = [group for group in busy if not suspects or suspects & set(group.ranks)]
     late_groups = busy or [group for group in known_groups if suspects.issuperset(group.ranks)]
-    if not (late_groups or missing):
+    if not (late_groups or recorded.missing):
         return diagnosis
     diagnosis = _with_those_late(diagnosis, busy)
     were = [
@@ -152,7 +149,7 @@ def located(diagnosis: Diagnosis, stacks: Sequence[RankStack], recorded: Flight 
     ]
     called = [
         f"{ranks_text(group.ranks)} had called {_is(group.ranks, 'its', 'their')} last collective as {group.place.text}"
-        for group in groups(stack for stack in last if stack.rank in missing)
+        for group in groups(stack for stack in recorded.last if stack.rank in recorded.missing)
     ]
     reason, fix = _reasons(busy[:2], {})
     if fix.startswith("`kill") or (late_groups and not fix):  # a stopped rank has been ended by now
@@ -161,11 +158,11 @@ def located(diagnosis: Diagnosis, stacks: Sequence[RankStack], recorded: Flight 
     rank = _only([*suspects] or [rank for group in busy for rank in group.ranks])
     return replace(
         diagnosis,
-        what=recorded.what if recorded is not None and missing else diagnosis.what,
+        what=recorded.what if recorded.missing else diagnosis.what,
         why="; ".join(filter(None, (*(were or called)[:2], reason, diagnosis.why))),
         fixes=tuple(filter(None, (fix, *general))),
         rank=diagnosis.rank if rank is None else rank,
-        evidence=(*diagnosis.evidence, *evidence_of(late_groups if were else groups(last))),
+        evidence=(*diagnosis.evidence, *evidence_of(late_groups if were else groups(recorded.last))),
         calls=(calls_of(late_groups[0].stacks[0]) if late_groups else ()) or diagnosis.calls,
     )
 
