@@ -172,7 +172,9 @@ def _mismatch(first: Waited, second: Waited) -> Words:
         f"in {wait.described} (from {wait.frame})" if wait.frame else f"in {wait.described}" for wait in (first, second)
     )
     sources = [f"`{wait.frame}` is `{wait.source[:_SOURCE]}`; " for wait in (first, second) if wait.source]
-    return say("in-different-calls", in_first=in_first, in_second=in_second, lines="".join(sources), **ranks)
+    in_backward = "backward" in (first.call, second.call)
+    name = "in-backward-and-elsewhere" if in_backward else "in-different-calls"
+    return say(name, in_first=in_first, in_second=in_second, lines="".join(sources), **ranks)
 
 
 def _who(cause: RootCause, nobody: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from benchmarks.fault_sets import logs
-from tests.explain.logs import diagnosed, explained, failed, raised
+from tests.explain.logs import TORCH, diagnosed, explained, failed, raised
 
 STEPS = "".join(f"epoch 1 step {step}/900 loss 2.{step}\n" for step in range(100, 106))
 
@@ -662,3 +662,17 @@ def test_torchrun_that_did_not_use_the_master_address_is_led_to_the_endpoint() -
     found = diagnosed(f"{warning}is not specified.\n{waits}")
     assert found.code == "rendezvous-failed" and "--rdzv-endpoint" in found.fixes[0]
     assert "--rdzv-endpoint" not in " ".join(diagnosed(waits).fixes)
+
+
+def test_a_rank_in_backward_while_another_is_in_a_barrier_had_more_batches() -> None:
+    waits = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 60000ms for recv operation"
+    text = "".join(
+        raised(rank, waits).replace("train.py", own).replace(f"[rank{rank}]: Runtime", f"{frame}[rank{rank}]: Runtime")
+        for rank, own, frame in (
+            (0, "end.py", f'[rank0]:   File "{TORCH}/distributed/distributed_c10d.py", line 4551, in barrier\n'),
+            (1, "train.py", f'[rank1]:   File "{TORCH}/autograd/graph.py", line 768, in _engine_run_backward\n'),
+        )
+    )
+    found = diagnosed(text)
+    assert found.code == "collective-mismatch" and "one rank had more batches" in found.why
+    assert "drop_last=True" in found.fixes[0] and "Join" in found.fixes[0]

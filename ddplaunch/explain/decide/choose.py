@@ -254,7 +254,8 @@ def choose(scanned: Scanned, facts: RunFacts = NOTHING_KNOWN) -> tuple[RootCause
             failure.line.at,
         )
     )
-    return _chosen(case._replace(failures=candidates)), case
+    cause = _chosen(case._replace(failures=candidates))
+    return cause and _with_memory_facts(cause), case
 
 
 def _chosen(case: Case) -> RootCause | None:
@@ -266,13 +267,13 @@ def _chosen(case: Case) -> RootCause | None:
     if candidates and not _exit_explains(ended, candidates[0]):
         if candidates[0].survivor:
             return RootCause("unknown", case._replace(failures=()), witness=candidates[0])
-        cause = _with_memory_facts(_of_failure(case))
+        cause = _of_failure(case)
         return cause if facts.ranks else _weighed(cause, candidates, case.work)
     if ended is not None:
         echo_places = {hit.line.at for hit in case.echoes}
         own_words = [line for line in scanned.lines if line.at not in echo_places]
         spoken = with_last_words(ended, own_words, ended.exit.rank in case.complaining)
-        return _with_memory_facts(_of_exit(spoken, case))
+        return _of_exit(spoken, case)
     cut = unfinished_report(scanned, case.work)
     spoken_of = {hit.line.at for hit in scanned.hits if not hit.signature.is_root}  # of others, maybe "finished"
     own_lines = [line for line in scanned.lines[-400:] if line.at not in spoken_of]
