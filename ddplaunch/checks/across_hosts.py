@@ -179,7 +179,7 @@ def hosts_differ_gpu_count(hosts: tuple[HostReport, ...]) -> Findings:
 
     By default every node runs the same number of ranks, so `auto` cannot choose one, and ranks on a host with fewer
     GPUs would fail.
-    Remedy: the number of each node, as in `ddplaunch run 8+4`; `--include`, `--exclude`; or a number that all hosts
+    Remedy: the number of each node, as in `ddplaunch run 8+4`; `--exclude`; or a number that all hosts
     have.
     """
     counts = "+".join(str(len(_gpus(host))) for host in hosts)

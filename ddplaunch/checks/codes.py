@@ -28,7 +28,7 @@ host-name-malformed: ssh does not accept this host name
     ssh would read a name with blanks or with a leading dash as an option. Remedy: correct the name.
 host-named-twice: A host is listed twice
     Each host gets one node rank. Remedy: list it once, with all its processes.
-host-unknown: `--include` or `--exclude` names a host that is not in the list
+host-unknown: `--exclude` names a host that is not in the list
     A misspelt name would silently change nothing. Remedy: use a name from `--hosts` or the host file.
 hostfile-malformed: A line of the host file is in neither of the two known formats
     The formats are DeepSpeed's `host slots=4` and MPI's `host:4`; `#` starts a comment. Remedy: correct the line.

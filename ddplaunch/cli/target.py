@@ -12,8 +12,6 @@ from ddplaunch.planning.launch import Target
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.words import nearest
 
-_LONGEST = 160  # of a path in a message
-
 
 def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
     """Split at the first ``--`` into ddplaunch's words and the script's (None without ``--``).
@@ -100,7 +98,7 @@ def misplaced_script(argv: Sequence[str], script: Sequence[str] | None = None) -
         if word == "-m" or (not word.startswith("-") and _names_script(word, arguments)):
             corrected = [*argv[:position], "--", *argv[position:], *(script or ())]
             return usage(
-                f"there is no `--` before `{_shortened(word)}`",
+                f"there is no `--` before `{word}`",
                 why="everything after `--` is the script and its arguments, everything before it options of ddplaunch",
                 fix=f"`{shlex.join(['ddplaunch', *corrected])}`",
                 code="separator-missing",
@@ -136,18 +134,12 @@ def _missing(path: Path) -> UsageError:
     names = os.listdir(parent) if has_directory and os.access(parent, os.R_OK | os.X_OK) else []  # noqa: PTH208
     near = nearest(path.name, names)
     fix = f"did you mean `{shlex.quote(str(parent / near))}`?" if near else "correct the path, or `cd` to it first"
-    place = (
-        f"looked in {os.path.realpath(parent)}" if has_directory else f"there is no directory {_shortened(str(parent))}"
-    )
-    return usage(f"`{_shortened(str(path))}` does not exist", why=place, fix=fix, code="script-not-found")
+    place = f"looked in {os.path.realpath(parent)}" if has_directory else f"there is no directory {parent}"
+    return usage(f"`{path}` does not exist", why=place, fix=fix, code="script-not-found")
 
 
 def _exists(name: str) -> bool:
     return os.path.exists(name)  # noqa: PTH110 - Path.exists() raises for a name that is too long
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}…{text[-_LONGEST // 2 :]}"
 
 
 def _option_behind(words: Sequence[str]) -> UsageError:

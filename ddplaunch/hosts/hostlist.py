@@ -1,4 +1,4 @@
-"""Reads the hosts of `--hosts` or a host file, and applies `--include` and `--exclude`."""
+"""Reads the hosts of `--hosts` or a host file, and applies `--exclude`."""
 
 from __future__ import annotations
 
@@ -123,29 +123,21 @@ def _unique(hosts: tuple[Host, ...], places: Sequence[str]) -> tuple[Host, ...]:
     return hosts
 
 
-def chosen(hosts: tuple[Host, ...], include: Sequence[str], exclude: Sequence[str]) -> tuple[Host, ...]:
-    """Return the hosts that ``--include`` keeps and ``--exclude`` does not drop.
+def chosen(hosts: tuple[Host, ...], exclude: Sequence[str]) -> tuple[Host, ...]:
+    """Return the hosts that ``--exclude`` does not drop.
 
     Raises UsageError for a host that is not in the list, and where no host is left.
     """
-    if include and exclude:
-        raise usage(
-            "`--include` and `--exclude` together",
-            why="one says what to take, the other what to leave out",
-            fix="give one of them",
-        )
     names = [host.name for host in hosts]
-    for flag, chosen_names in (("--include", include), ("--exclude", exclude)):
-        for name in chosen_names:
-            if name not in names:
-                raise usage(
-                    f"`{flag} {name}` names no host of the list",
-                    why=f"the hosts are {', '.join(names)}; a host is taken or left out with all of its GPUs",
-                    fix=f"`{flag} {names[0]}`; `--gpus 0,2` takes these GPUs of every host",
-                    where=f"flag: {flag}",
-                    code="host-unknown",
-                )
-    remaining = tuple(host for host in hosts if host.name not in exclude and (not include or host.name in include))
+    if unknown := next((name for name in exclude if name not in names), None):
+        raise usage(
+            f"`--exclude {unknown}` names no host of the list",
+            why=f"the hosts are {', '.join(names)}; a host is left out with all of its GPUs",
+            fix=f"`--exclude {names[0]}`; `--gpus 0,2` takes these GPUs of every host",
+            where="flag: --exclude",
+            code="host-unknown",
+        )
+    remaining = tuple(host for host in hosts if host.name not in exclude)
     if not remaining:
         raise usage("no host is left", why="`--exclude` drops all of them", fix="leave one in", code="host-unknown")
     return remaining

@@ -106,8 +106,8 @@ def test_findings_are_said_once_with_their_hosts() -> None:
 
 
 def test_flags() -> None:
-    flags = {"hosts": "a,b", "hostfile": None, "include": [], "exclude": ["b"], "join_timeout": 60.0}
-    assert asked_for(flags) == AskedHosts("a,b", include=[], exclude=["b"], join_timeout=60.0)
+    flags = {"hosts": "a,b", "hostfile": None, "exclude": ["b"], "join_timeout": 60.0}
+    assert asked_for(flags) == AskedHosts("a,b", exclude=["b"], join_timeout=60.0)
 
 
 def test_flags_that_cannot_be() -> None:

@@ -85,24 +85,21 @@ def test_empty_host_file() -> None:
 FOUR = (Host("a", 4), Host("b", 4), Host("c"))
 
 
-def test_include_and_exclude() -> None:
-    assert chosen(FOUR, [], []) == FOUR
-    assert chosen(FOUR, ["b", "a"], []) == (Host("a", 4), Host("b", 4))
-    assert chosen(FOUR, [], ["b"]) == (Host("a", 4), Host("c"))
+def test_exclude() -> None:
+    assert chosen(FOUR, []) == FOUR
+    assert chosen(FOUR, ["b"]) == (Host("a", 4), Host("c"))
 
 
 @pytest.mark.parametrize(
-    ("include", "exclude", "said"),
+    ("exclude", "said"),
     [
-        (["d"], [], "`--include d` names no host"),
-        ([], ["a:4"], "`--exclude a:4` names no host"),
-        ([], ["a", "b", "c"], "no host is left"),
-        (["a"], ["b"], "together"),
+        (["a:4"], "`--exclude a:4` names no host"),
+        (["a", "b", "c"], "no host is left"),
     ],
 )
-def test_choices_that_are_none(include: list[str], exclude: list[str], said: str) -> None:
+def test_choices_that_are_none(exclude: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        chosen(FOUR, include, exclude)
+        chosen(FOUR, exclude)
 
 
 def said(nproc: str | None, nnodes: str | None = None) -> Options:

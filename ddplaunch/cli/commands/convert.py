@@ -42,10 +42,7 @@ def convert(line: list[str] | None, files: list[str]) -> int:
         )
     if line:
         return _line(known_words(line))
-    status = ExitStatus.DONE
-    for name in files:
-        status = max(status, _file(name))
-    return status
+    return max(map(_file, files))
 
 
 def _line(words: list[Word]) -> ExitStatus:

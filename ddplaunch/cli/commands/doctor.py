@@ -129,9 +129,7 @@ def _doctor_hosts(
         gathered = launched.facts(torch=True)
         reports = gathered.reports
         of_all = list(run_across(reports, ignored(options))) if reports else []
-        outcomes_of_hosts = [
-            check(options, _NO_LAUNCH, report.facts, Unavailable(_NO_LAUNCH.reason)) for report in reports
-        ]
+        outcomes_of_hosts = [check(options, _NO_LAUNCH, report.facts, _NO_LAUNCH) for report in reports]
         meeting = launched.meeting(gathered) if len(reports) > 1 else ()
     if test is not None and reports and (len(reports) == 1 or isinstance(meeting, Meeting)):
         measured = test([report.facts for report in reports], [finding.where[0] for finding in gathered.missing])
@@ -155,7 +153,7 @@ def _examine(options: Options, words: list[str] | None) -> tuple[Facts, tuple[Ch
         return prepared.facts, prepared.outcomes
     facts = gather(probe_request(options, os.environ, import_torch=True))
     nothing = Unavailable("no launch was named: `ddplaunch doctor 4 -- train.py` checks one")
-    return facts, check(options, nothing, facts, Unavailable(nothing.reason))
+    return facts, check(options, nothing, facts, nothing)
 
 
 def _collectives(
@@ -174,7 +172,7 @@ def _collectives(
     if device_of(options, facts) == "cpu" and options.nproc is None and "SLURM_JOB_ID" not in os.environ:
         device = Resolved("cpu", Source("detected", "no GPU"))
         nproc, typed = _ON_CPU, replace(typed, said={"device": device, **typed.said})
-    say("testing collectives" + ("" if timeout_s is None else f", each group for {timeout_s:g} s at most"))
+    say("testing collectives")
     machines = [*hosts, *(f"--exclude={name}" for name in missing)]
     return run_comm_test(comm_words(typed, nproc, machines, timeout_s))
 

@@ -59,11 +59,10 @@ _SAYS_RUN = re.compile(rb"^ddplaunch (slurm-[0-9]{1,10}\.[0-9]+(?:-r[0-9]+)?)(?:
 _HEAD_BYTES = 1 << 18  # at the start of a log, where a launch shows its id
 _JOB_RUN = re.compile(r"slurm-([0-9]{1,10})\.[0-9]+(?:-r([0-9]+))?\Z")
 _IN_A_RECORD = ("run.json", "node-*/run.json", "node-*/attempt-*")
-_SHOWN = 200  # most characters of a name
 _SLURM_S = 5.0  # for Slurm to answer
 
 
-def explain(targets: list[str], json: bool | None = None, why: bool | None = None, run_dir: str | None = None) -> int:
+def explain(targets: list[str], json: bool | None, why: bool | None, run_dir: str | None) -> int:
     """Explain the newest run, a run, logs or stdin; or describe a check or diagnosis by its code."""
     stages: list[str] | None = [] if why else None
     try:
@@ -74,7 +73,7 @@ def explain(targets: list[str], json: bool | None = None, why: bool | None = Non
             explanation = explained(subject, stages)
     except OSError as error:
         raise usage(
-            f"`{str(error.filename or ' '.join(targets))[:_SHOWN]}` cannot be read: {error.strerror}",
+            f"`{error.filename or ' '.join(targets)}` cannot be read: {error.strerror}",
             why="the explanation is made from it",
             fix="name a file that can be read",
         ) from error

@@ -16,7 +16,6 @@ from ddplaunch.cli.trials.trial import Change, Trial, Trials, decided, measure_o
 from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.options import Options
 from ddplaunch.scaling.largest_batch import Batches, Tried, budget, fastest, largest, modelled, next_batch
-from ddplaunch.scaling.numbers import Numbers
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error, usage
 from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
@@ -54,7 +53,6 @@ def fit(
     in_place: bool | None,
 ) -> int:
     """Try batches until the largest that fits is known, and print the command."""
-    required(typed.script, "fit")
     options = with_configuration(typed)
     measure = measure_of(options, steps, usual_s=5.0)
     search = _Search(options, typed, _headroom(headroom))
@@ -95,7 +93,7 @@ class _Search:
                 fix="try one of them: the same command with its number of processes alone",
             )
         self._options, self._typed, self._said, self._headroom = options, typed, typed.said, headroom
-        self._script = typed.script or []
+        self._script = required(typed.script, "fit")
         self.first = decided(options, self._script)
         launch = self.first.launch
         self._world, self._accumulates = launch.topology.world_size, "accum" in launch.receives
@@ -110,7 +108,7 @@ class _Search:
                 )
             )
         self._memory = self._limit()
-        self._batches = self._candidates(launch.numbers)
+        self._batches = self._candidates()
         self._trials: list[FitTrial] = []
         self._problem: Finding | None = None
 
@@ -125,13 +123,13 @@ class _Search:
             return None
         return Resolved(f"{max(64, memory.available_bytes // self._world >> 20)}M", Source("detected"))
 
-    def _candidates(self, numbers: Numbers) -> Batches:
+    def _candidates(self) -> Batches:
         effective, size = self._options.global_batch_size, self._options.dataset_size
         first = value_of(self._options.batch_size, None)
         if effective is not None:
             return Batches(first or _FIRST, total=effective.value // self._world, whole=not self._accumulates)
         most = Batches.most if size is None else max(1, size.value // self._world)
-        return Batches(first or value_of(numbers.batch_size, _FIRST), most)
+        return Batches(first or value_of(self.first.launch.numbers.batch_size, _FIRST), most)
 
     # Trials
 
@@ -227,10 +225,9 @@ class _Search:
 
     def fitted(self) -> Fitted:
         """Return everything that was found."""
-        tried, most, total = self._tried(), self._batches.most, self._batches.total
-        accum = value_of(self.first.launch.numbers.accum, 1)
+        tried, most = self._tried(), self._batches.most
         best = largest(tried, self._headroom)
-        quickest = fastest(tried, self._headroom, most // accum)
+        quickest = fastest(tried, self._headroom, most // value_of(self.first.launch.numbers.accum, 1))
         chosen = quickest or best
         return Fitted(
             trials=tuple(self._trials),
@@ -240,7 +237,7 @@ class _Search:
             fastest=quickest,
             model=modelled(tried),
             most=most if most < Batches.most else None,
-            command=None if chosen is None else self._command(chosen.batch, total // chosen.batch if total else accum),
+            command=None if chosen is None else self._command(chosen.batch, self._accum(chosen.batch) or 1),
             problem=self._problem,
         )
 

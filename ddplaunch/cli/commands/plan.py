@@ -72,5 +72,4 @@ def _compared(prepared: Prepared, target: Target | None, text: str) -> tuple[Num
     sizes = [whole_number("--compare", word.strip(), "processes", why, fix, least=1) for word in text.split(",")]
     launch = prepared.launch
     at = partial(request_at, launch.options, target, launch.topology, prepared.script)
-    request = at(launch.numbers.world_size)
-    return compare_sizes(request, sizes, at)
+    return compare_sizes(at(launch.numbers.world_size), sizes, at)

@@ -42,6 +42,6 @@ def ps(all: bool | None, json: bool | None, run_dir: str | None) -> int:
     if json:
         answer_json(ps_json(runs, more, host, now_s))
         return ExitStatus.DONE
-    me, out = owner_name(own_id()), sys.stdout
-    answer(ps_text(runs, more, now_s, me, Terminal.of(out), base.resolve()))
+    terminal = Terminal.of(sys.stdout)
+    answer(ps_text(runs, more, now_s, owner_name(own_id()), terminal, base.resolve()))
     return ExitStatus.DONE

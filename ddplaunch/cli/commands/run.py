@@ -38,7 +38,7 @@ COMMAND = Command(
 )
 
 
-def run(typed: TypedLaunch, dry_run: bool | None, detach: bool | None = None, **hosts: Any) -> int:
+def run(typed: TypedLaunch, dry_run: bool | None, detach: bool | None, **hosts: Any) -> int:
     """Launch the script; returns only if this process does not become torchrun. ``hosts`` are flags that name hosts."""
     if detach and not dry_run and (status := detach_from_terminal()) is not None:
         return status

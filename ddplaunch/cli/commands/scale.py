@@ -139,7 +139,4 @@ def _sizes(text: str | None, first: Prepared, places: int) -> list[int]:
 
 def _powers(most: int) -> list[int]:
     """Return 1, 2, 4 … and, as the last one, ``most``."""
-    sizes = [1]
-    while sizes[-1] * 2 <= most:
-        sizes.append(sizes[-1] * 2)
-    return sizes if sizes[-1] == most else [*sizes, most]
+    return sorted({most, *(1 << power for power in range(most.bit_length()))})

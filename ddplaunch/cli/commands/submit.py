@@ -72,9 +72,7 @@ def submit(typed: TypedLaunch, **asked: Any) -> int:
     words = required(typed.script)
     cluster = _cluster(asked)
     merged = with_configuration(typed)
-    submission = decide_submission(
-        merged, asked, words[1] if words[:1] == ["-m"] and len(words) > 1 else "".join(words[:1])
-    )
+    submission = decide_submission(merged, asked, next((word for word in words if word != "-m"), ""))
     command = run_words(typed, submission, words)
     if cluster == "kubernetes":
         from ddplaunch.planning.job.manifest import decide_manifest

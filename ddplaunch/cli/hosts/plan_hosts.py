@@ -45,7 +45,6 @@ class AskedHosts:
 
     hosts: str | None = None
     hostfile: str | None = None
-    include: Sequence[str] = ()
     exclude: Sequence[str] = ()
     chdir: str | None = None
     python: str | None = None
@@ -91,7 +90,7 @@ def hosts_of(asked_hosts: AskedHosts) -> tuple[Host, ...]:
         hosts = from_file(file_text(asked_hosts.hostfile, "--hostfile", fix), asked_hosts.hostfile)
     else:
         hosts = from_words(asked_hosts.hosts or "")
-    return chosen(hosts, asked_hosts.include, asked_hosts.exclude)
+    return chosen(hosts, asked_hosts.exclude)
 
 
 def refuse_own_place(options: Options) -> None:

@@ -79,14 +79,6 @@ HOSTS = (
         "FILE",
     ),
     Flag(
-        "include",
-        "many",
-        SEVERAL_HOSTS,
-        "Use only this host (repeatable).",
-        "HOST",
-        offers="hosts",
-    ),
-    Flag(
         "exclude",
         "many",
         SEVERAL_HOSTS,

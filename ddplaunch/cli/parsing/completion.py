@@ -38,10 +38,7 @@ class Offered(NamedTuple):
     text: str = ""
 
 
-Complete = Callable[[str], "list[tuple[str, str]]"]
-
-
-def offered(option: Flag) -> Complete | None:
+def offered(option: Flag) -> Callable[[str], list[tuple[str, str]]] | None:
     """Return a function that offers values for an option, as Typer calls it; None where the shell completes files."""
     completed = option.completed
     if not completed:

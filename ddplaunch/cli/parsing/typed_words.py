@@ -17,7 +17,7 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved, Source
 
 #: Options that also accept several names separated by commas, although they may be repeated.
-_LISTS = ("ignore", "include", "exclude")
+_LISTS = ("ignore", "exclude")
 
 
 def with_lists_taken_apart(values: dict[str, Any]) -> dict[str, Any]:
