@@ -37,10 +37,11 @@ def _comparable(seen: dict[str, Any], *, module: bool) -> dict[str, Any]:
     environ = [pair for pair in seen["process"]["os.environ"] if pair[0] not in _RANK_VARIABLES]
     start = [word for word in seen["process"]["environ"] if not word.startswith(_RANK_VARIABLES)]
     process = {**seen["process"], "os.environ": environ, "environ": start}
-    interpreter = {**seen["interpreter"], "stack": None} if module else seen["interpreter"]
+    finders = [kind for kind in seen["interpreter"]["finders"] if "FirstImport" not in kind]  # until torch is imported
+    interpreter = {**seen["interpreter"], "finders": finders, **({"stack": None} if module else {})}
     libraries = {**seen["libraries"], "warnings": None}
     loggers = {name: told for name, told in seen["torch"]["loggers"].items() if not name.startswith("torch.")}
-    torch = {**seen["torch"], "seed": None, "loggers": loggers}
+    torch = {**seen["torch"], "seed": None, "loggers": loggers, "handlers at exit": None}
     return {"process": process, "interpreter": interpreter, "libraries": libraries, "torch": torch}
 
 
@@ -61,6 +62,8 @@ def test_a_script_sees_the_same_world(plugged: Path, tmp_path: Path, target: str
                 (name, value, found[part][name]) for name, value in values.items() if found[part][name] != value
             ]
             assert different == [], part
+        handlers = [one["seen"]["torch"]["handlers at exit"] for one in (cold, warm)]
+        assert handlers[1] - handlers[0] in (0, 1), "the emptied entry of a handler that is registered anew counts"
         assert {*cold["seen"]["libraries"]["warnings"]} <= {*warm["seen"]["libraries"]["warnings"]}
         assert cold["seen"]["torch"]["loggers"].items() <= warm["seen"]["torch"]["loggers"].items()
     ranks = seen[True]

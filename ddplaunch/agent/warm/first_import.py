@@ -6,6 +6,7 @@ forked rank has torch; a variable that its script set came too late, unless torc
 
 from __future__ import annotations
 
+import atexit
 import copy
 import ctypes
 import logging
@@ -34,6 +35,7 @@ class FirstImport:
         if hidden:
             sys.meta_path.insert(0, self)
         finalize: Any = weakref.finalize
+        atexit.unregister(finalize._exitfunc)
         finalize._registered_with_atexit = False  # its first use registers a handler, also for the script
 
     def find_spec(self, name: str, *_: object) -> Any:
