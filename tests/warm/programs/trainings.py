@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -73,9 +72,9 @@ def perceptron_with_momentum_and_schedule() -> Iterator[float]:
 
 @training
 def images_by_workers() -> Iterator[float]:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.LazyLinear(5))
-    model(torch.zeros(1, 3, 8, 8))
-    model = DistributedDataParallel(model)
+    plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.LazyLinear(5))
+    plain(torch.zeros(1, 3, 8, 8))
+    model = DistributedDataParallel(plain)
     batches = loader(64, 3, 8, 8, workers=2, targets=5)
     yield from steps(model, torch.optim.Adam(model.parameters()), batches, classes)
 
@@ -175,7 +174,7 @@ def resumed_from_a_checkpoint() -> Iterator[float]:
 def compiled() -> Iterator[float]:
     plain = mlp(16, 16, 1)
     model = DistributedDataParallel(plain)
-    fast = torch.compile(model, backend="aot_eager")
+    fast: Any = torch.compile(model, backend="aot_eager")
     yield from steps(fast, torch.optim.SGD(model.parameters(), 0.01), loader(32, 16), regression)
 
 
@@ -185,11 +184,11 @@ def adversaries() -> Iterator[float]:
     makers, judge = torch.optim.Adam(makes.parameters()), torch.optim.Adam(judges.parameters())
     for _ in range(6):
         fake = makes(torch.randn(8, 4))
-        bad = F.softplus(judges(fake.detach())).mean() + F.softplus(-judges(torch.randn(8, 16))).mean()
+        bad: Any = F.softplus(judges(fake.detach())).mean() + F.softplus(-judges(torch.randn(8, 16))).mean()
         judge.zero_grad()
         bad.backward()
         judge.step()
-        good = F.softplus(-judges(fake)).mean()
+        good: Any = F.softplus(-judges(fake)).mean()
         makers.zero_grad()
         good.backward()
         makers.step()
@@ -225,4 +224,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
