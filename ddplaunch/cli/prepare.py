@@ -261,7 +261,7 @@ def _homes(module: str) -> tuple[Path, ...]:
 
 def shadowing(options: Options, cwd: Path) -> str | None:
     """Return the file that ``-P`` would hide from torchrun, where a warm start cannot use ``-P``."""
-    if options.start is None or options.start.value != "warm" or "-P" not in interpreter():
+    if value_of(options.start, "auto") == "cold" or "-P" not in interpreter():
         return None
     from ddplaunch.machine.software import shadowing_file  # needed by few launches
 

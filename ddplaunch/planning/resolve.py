@@ -74,9 +74,11 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
     extra = extra_arguments(options.torchrun_arg, flags)
     capture.refuse_absent(options.show, topology.world_size)
     grace, grace_notes = capture.shutdown_timeout(options.grace_s, flags, extra)
-    start = decide_start(options, target, topology.nproc_per_node.value, situation)
     directory, node = _below(situation.cwd, situation.record), value_of(topology.node_rank, 0)
     uncaptured = capture.why_not(options.capture, flags, situation.plugin, extra)
+    start = StartDecision(False)
+    if uncaptured is None:
+        start = decide_start(options, target, topology.nproc_per_node.value, device.value, situation)
     placement = _place(options, topology, device.value, extra, situation, captured=uncaptured is None)
     about = Settings(
         situation.run_id, directory, "warm" if start.warm else "cold", start.preload, node, cpus=placement.cpus
@@ -105,7 +107,7 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
         doubts=forwarded.doubts,
         environment=environment.with_the_users(variables, situation.environ, situation.pairs),
         argv=torchrun_argv(
-            capture.interpreter_for(situation.python, start.warm and uncaptured is None),
+            capture.interpreter_for(situation.python, start.warm),
             topology,
             final,
             *_rendezvous(options.run_id, topology, final, situation),
@@ -132,16 +134,18 @@ class StartDecision:
     notes: tuple[str, ...] = ()
 
 
-def decide_start(options: Options, target: Target | None, ranks: int, situation: Situation) -> StartDecision:
+def decide_start(
+    options: Options, target: Target | None, ranks: int, device: Device, situation: Situation
+) -> StartDecision:
     """Decide whether the ``ranks`` of this node are forked from one process that has imported torch.
 
-    ``auto`` forks where that was proven equal to cold starts: two or more ranks, a torch for CPUs, a script that can be
-    read.
+    ``auto`` forks where that was proven equal to cold starts: two or more ranks on CPUs, a torch for CPUs, a script
+    that can be read.
     """
     torch, script, shadowing = situation.facts.torch, situation.script, situation.shadowing
-    start, preload = value_of(options.start, "cold"), value_of(options.preload, ())
+    start, preload = value_of(options.start, "auto"), value_of(options.preload, ())
     of_cpus = isinstance(torch, TorchFacts) and not (torch.cuda or torch.hip)
-    proven = ranks > 1 and of_cpus and isinstance(script, ScriptReport)
+    proven = ranks > 1 and device == "cpu" and of_cpus and isinstance(script, ScriptReport)
     if start == "cold" or (start == "auto" and not proven):
         without = "`--preload` without effect: only ranks that `--start warm` forks get what was imported once"
         return StartDecision(False, (), (without,) if preload else ())
@@ -159,7 +163,7 @@ def decide_start(options: Options, target: Target | None, ranks: int, situation:
     elif not isinstance(script, Unavailable) and script.early:
         reason = script.early
     else:
-        return StartDecision(True, preload)
+        return StartDecision(True, preload, ("start warm",))
     return StartDecision(False, (), (f"cold start: {reason}",))
 
 

@@ -44,12 +44,11 @@ def test_a_warm_launch_runs_torchrun_as_ranks_are_run() -> None:
     assert launch.argv[:4] == ("python", "-u", "-m", "torch.distributed.run")
     told = settings(launch)
     assert (told["start"], told["preload"]) == ("warm", ["torchvision", "package.module"])
-    assert launch.notes == ()
+    assert launch.notes == ("start warm",)
 
 
-@pytest.mark.parametrize("options", [{}, {"start": "cold"}])
-def test_everything_else_is_cold(options: dict[str, Any]) -> None:
-    launch = launched(**options)
+def test_a_start_that_is_to_be_cold_is() -> None:
+    launch = launched(start="cold")
     assert launch.argv[:4] == ("python", "-P", "-m", "torch.distributed.run")
     assert not {"start", "preload"} & settings(launch).keys()
     assert launch.notes == ()
@@ -61,40 +60,42 @@ def test_everything_else_is_cold(options: dict[str, Any]) -> None:
         ({"start": "warm", "shadow": "queue.py"}, "cold start: `queue.py` in this directory"),
         ({"start": "warm", "capture": False}, "no capture: `--no-capture`; "),
         ({"start": "warm", "preload": "a", "torchrun_arg": ["--tee 3"]}, "no capture: `--tee`"),
-        ({"preload": "a"}, "`--preload` without effect: only ranks that `--start warm` forks"),
+        ({"preload": "a", "nproc": "1"}, "`--preload` without effect: only ranks that `--start warm` forks"),
         ({"start": "cold", "preload": "a"}, "`--preload` without effect: only ranks that `--start warm` forks"),
     ],
 )
 def test_what_cannot_be_warm_says_why_and_starts_cold(options: dict[str, Any], words: str) -> None:
     launch = launched(**options)
-    assert launch.notes[0].startswith(words)
+    assert launch.notes[0].startswith(words) and "start warm" not in launch.notes
     assert launch.argv[1] == "-P" and "start" not in settings(launch)
 
 
 def test_a_program_of_its_own_is_never_forked() -> None:
     program = Target("executable", "./train.sh", ())
     situation = Situation(healthy_facts(torch=CPU_TORCH), healthy_script(), {}, (), None, ("python",), "run-1", "/runs")
-    start = decide_start(said(start="warm", preload="a"), program, 2, situation)
+    start = decide_start(said(start="warm", preload="a"), program, 2, "cpu", situation)
     assert not start.warm and start.preload == ()
     (note,) = start.notes
     assert note.startswith("cold start: `./train.sh` is a program of its own")
-    assert decide_start(said(start="warm"), Target("module", "train", ()), 2, situation).warm
+    assert decide_start(said(start="warm"), Target("module", "train", ()), 2, "cpu", situation).warm
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {"nproc": "1"},
+        {"device": "cuda"},
         {"torch": TORCH},
         {"torch": replace(CPU_TORCH, hip="6.0")},
         {"script": Unavailable("train.py is a binary")},
     ],
 )
 def test_auto_is_cold_where_forks_were_not_proven_and_says_nothing(changes: dict[str, Any]) -> None:
-    launch = launched(start="auto", **changes)
+    launch = launched(**changes)
+    assert launch.argv == launched(start="auto", **changes).argv
     assert launch.argv[1] == "-P" and "start" not in settings(launch)
     assert launch.notes == ()
-    if "torch" in changes or "nproc" in changes:
+    if "script" not in changes:
         assert settings(launched(start="warm", **changes))["start"] == "warm"
 
 
@@ -114,7 +115,7 @@ def test_what_a_fork_would_do_otherwise_makes_the_start_cold(start: str, changes
     launch = launched(start=start, **changes)
     assert launch.argv[1] == "-P" and "start" not in settings(launch)
     assert launch.notes[0].startswith(f"cold start: {why}")
-    assert settings(launched(start=start))["start"] == "warm"
+    assert settings(launched(start=start))["start"] == settings(launched())["start"] == "warm"
 
 
 @pytest.mark.parametrize("options", [{"start": "hot"}, {"start": ""}, {"start": "warm", "preload": "a b"}])
@@ -148,8 +149,8 @@ def test_other_files_shadow_nothing(tmp_path: Path) -> None:
 def test_the_directory_is_looked_at_only_where_it_matters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "queue.py").touch()
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    assert shadowing(said(), tmp_path) is None
     assert shadowing(said(start="cold"), tmp_path) is None
+    assert shadowing(said(), tmp_path) == shadowing(said(start="warm"), tmp_path)
     assert shadowing(said(start="warm"), tmp_path) == ("queue.py" if "-P" in interpreter() else None)
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
     assert shadowing(said(start="warm"), tmp_path) is None
