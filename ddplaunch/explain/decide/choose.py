@@ -84,7 +84,7 @@ def with_last_words(ended: BareExit, lines: Sequence[Line], complains: bool) -> 
     own_lines = _spoken(
         line for line in earlier if line.speaker.rank == rank_exit.rank and not line.file.endswith("launcher.err")
     )
-    if not (own_lines or rank_exit.seen):
+    if not own_lines:
         unsigned = _spoken(line for line in earlier if line.speaker.rank is None)[-_LAST:]
         return replace(ended, said=tuple(line for line in unsigned if _gives_reason(line.text))[-1:])
     last = [line for line in own_lines if ".err" in line.file] or own_lines

@@ -31,7 +31,6 @@ _BODY = (
     r"|nccl\w+Error: |  host +: |  exitcode +: |torch\.distributed\.|\S+:\d+:\d+ \[\d+\] NCCL |slurmstepd: |ssh exited)"
 )
 _HOST = re.compile(rf"^([A-Za-z][\w.-]*)(?:: |\s*\| ){_BODY}")
-_BRACKETED = re.compile(rf"^\[(?!rank|default|r\d)([A-Za-z][\w.-]*\d)\] {_BODY}")
 _NO_HOST = frozenset(("srun", "slurmstepd", "wandb", "ERROR", "WARNING", "INFO", "DEBUG", "CRITICAL", "error", "File"))
 _TASK = re.compile(r"^ {0,3}(?:(?=\d+: )|\[(?=\d+\] ))(\d{1,4})(?:: |\] )")
 _TASK_TELLS = re.compile(rf"{_TASK.pattern}(?:Traceback \(most recent|  File \"|[A-Z]\w*Error: )")
@@ -76,8 +75,8 @@ class Prefixes:
         if len(matches) >= _MOSTLY_ALL * len(filled) and (numbered_all or 1 < len(columns) <= _MOST_COLUMNS):
             hosts.update(columns)
         names = sorted((name for name in hosts if not name.endswith(("Error", "Exception"))), key=len, reverse=True)
-        bracketed = {match[1] for line in timeless if (match := _BRACKETED.match(line))}
-        self._host = _fronts(names, sorted(bracketed, key=len, reverse=True))
+        before = rf"^({'|'.join(map(re.escape, names))})(?:: ?|\s*\|(?: |$))"  # a colon or a bar follows
+        self._host = re.compile(before) if names else None
         bare = [_STAMP.sub("", self._without_host(line, NOBODY)[0], count=1) for line in timeless]
         numbered = sum(bool(_TASK.match(line)) for line in bare)
         self._indent = _common_indent(filled)  # of a log that was pasted as a block
@@ -114,7 +113,7 @@ class Prefixes:
         bare = _STAMP.sub("", text, count=1)
         if self._host is None or (match := self._host.match(bare)) is None:
             return text, who
-        return bare[match.end() :], who._replace(host=match[match.lastgroup or 0])
+        return bare[match.end() :], who._replace(host=match[1])
 
     def strip(self, text: str, who: Speaker) -> tuple[str, Speaker]:
         """Return the text without its prefixes, and the speaker that they name."""
@@ -127,13 +126,6 @@ class Prefixes:
             who = who if name is None or who.host is not None else who._replace(host=name[0])
             text, who = without_known(text[match.end() :], who)
         return text, _native(text, who)
-
-
-def _fronts(names: Sequence[str], bracketed: Sequence[str]) -> re.Pattern[str] | None:
-    """Return a pattern for host names before a line, followed by a colon or a bar, or in brackets."""
-    forms = ((names, r"(?P<plain>{})(?:: ?|\s*\|(?: |$))"), (bracketed, r"\[(?P<inside>{})\] ?"))
-    kinds = [form.format("|".join(map(re.escape, each))) for each, form in forms if each]
-    return re.compile(f"^(?:{'|'.join(kinds)})") if kinds else None
 
 
 def without_known(text: str, who: Speaker) -> tuple[str, Speaker]:
