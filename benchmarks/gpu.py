@@ -525,9 +525,7 @@ def comm(at: Place) -> str:
 def fits(at: Place) -> str:
     """`fit` finds the largest batch on the GPU's own memory."""
     at.need(1)
-    said = at.ddplaunch(
-        "fit", "1", "--timeout", "40", "--", "train.py", "fit", status=None
-    )
+    said = at.ddplaunch("fit", "1", "--timeout", "40", "--", "train.py", "fit", status=None)
     if at.started[-1].returncode != 0:
         raise WrongError(said[-500:])
     return " ".join(said.split())[-300:]
@@ -546,9 +544,7 @@ def phases(at: Place) -> str:
 def scales(at: Place) -> str:
     """`scale` compares one GPU with all."""
     at.need(2)
-    said = at.ddplaunch(
-        "scale", str(at.gpus), "--batch-size", "64", "--", "train.py", "fit", status=None
-    )
+    said = at.ddplaunch("scale", str(at.gpus), "--batch-size", "64", "--", "train.py", "fit", status=None)
     if at.started[-1].returncode != 0:
         raise WrongError(said[-500:])
     return " ".join(said.split())[-300:]

@@ -17,6 +17,8 @@ Plan = Mapping[str, Any]
 _EQUAL = 1e-4  # of the sum of magnitudes: ranks with different GPUs may round differently
 # Optimizers whose steps end before the ranks' parameters are equal again, or leave them different on purpose.
 _APART = frozenset(["ZeroRedundancyOptimizer", "PostLocalSGDOptimizer", "OSS"])
+#: Samplers that give a rank all samples; the last one is accelerate's, which transformers' Trainer uses as well.
+_OF_ALL = ("torch.RandomSampler", "torch.SequentialSampler", "SeedableRandomSampler")
 _STEPS = 4  # that every rank must have noted: fewer may all be accumulation steps
 
 
@@ -55,7 +57,7 @@ def unaveraged(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Findin
             why=f"each trains a model of its own on {'its part' if divide else 'all'} of the samples: without averages "
             "their losses drift apart",
             fix="`model = DistributedDataParallel(model)` before the first step; nothing, if the script averages more "
-            "seldom than that; on the CPU `Accelerator()` needs `--env ACCELERATE_USE_CPU=true`",
+            "seldom than that; accelerate and Trainer need `--env ACCELERATE_USE_CPU=true` on the CPU",
         )
 
 
@@ -177,7 +179,6 @@ def same_order(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Findin
 
 
 def _gives_all(loader: Note) -> bool:
-    plain = loader["sampler"] in ("torch.RandomSampler", "torch.SequentialSampler")
     undivided_sampler = loader["sampler"] == "torch.DistributedSampler" and loader["replicas"] == 1
     whole = loader["batch_sampler"] == "torch.BatchSampler" and loader["dataset"] != "torch.Subset"
-    return bool((plain or undivided_sampler) and whole)
+    return bool((loader["sampler"] in _OF_ALL or undivided_sampler) and whole)

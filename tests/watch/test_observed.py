@@ -240,6 +240,11 @@ TOLD: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
         {},
         "gradients-not-averaged: nothing was sent between 2 ranks in their first 4 steps",
     ),
+    "nothing is averaged: a Trainer on the CPU, without ACCELERATE_USE_CPU": (
+        both({**ALL_PLAIN, "sampler": "SeedableRandomSampler"}, ddp=False, exchanged=0),
+        {},
+        "gradients-not-averaged: nothing was sent between 2 ranks in their first 4 steps",
+    ),
 }
 
 
