@@ -144,15 +144,12 @@ def says_failed(scanned: Scanned, work: Work, facts: RunFacts) -> bool:
     if any(_PASSED.search(text) for text in _texts(scanned.lines)[-2:]):
         return False  # a test suite prints failures of other programs
     own_exits = [end for end in scanned.exits if not end.by_agent]
-    if scanned.summary is not None or any(end.table or not _recovered(end.line, work) for end in own_exits):
+    # after an exit, the launcher may have started the ranks again, and they got further
+    at_exits = (end.table or not work.went_on(end.line, not work.began_again(end.line)) for end in own_exits)
+    if scanned.summary is not None or any(at_exits):
         return True
     summed_up = (hit.line for hit in scanned.hits if hit.signature.code in _SUMS_UP and not hit.quoted)
     return any(not work.went_on(line, uncaught=True) for line in summed_up)
-
-
-def _recovered(end: Line, work: Work) -> bool:
-    """Return whether the launcher started the ranks again after this exit, and they got further."""
-    return work.went_on(end, uncaught=not work.began_again(end))
 
 
 def _unfinished(texts: Sequence[str]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from os.path import commonprefix
 from typing import NamedTuple
 
@@ -31,6 +31,7 @@ _BODY = (
     r"|nccl\w+Error: |  host +: |  exitcode +: |torch\.distributed\.|\S+:\d+:\d+ \[\d+\] NCCL |slurmstepd: |ssh exited)"
 )
 _HOST = re.compile(rf"^([A-Za-z][\w.-]*)(?:: |\s*\| ){_BODY}")
+_BRACKETED = re.compile(rf"^\[(?!rank|default|r\d)([A-Za-z][\w.-]*\d)\] {_BODY}")
 _NO_HOST = frozenset(("srun", "slurmstepd", "wandb", "ERROR", "WARNING", "INFO", "DEBUG", "CRITICAL", "error", "File"))
 _TASK = re.compile(r"^ {0,3}(?:(?=\d+: )|\[(?=\d+\] ))(\d{1,4})(?:: |\] )")
 _TASK_TELLS = re.compile(rf"{_TASK.pattern}(?:Traceback \(most recent|  File \"|[A-Z]\w*Error: )")
@@ -59,7 +60,7 @@ _VARIES = re.compile(r"\w+|(?:\\\s)+")  # in an escaped prefix
 _NAME = re.compile(r"(?<![\w.:-])[A-Za-z][\w.-]*\d\b")
 _OFTEN = 4  # lines per rank on average
 _WIDEST_FRONT = 120  # characters
-_MOST_FRONTS, _MOST_READ, _FEWEST_LINES = 3, 400, 3
+_MOST_FRONTS, _FEWEST_LINES = 3, 3
 _MOST_LINES = 0.8  # of the nonempty lines: a prefix of a service is before all of them
 
 
@@ -74,9 +75,9 @@ class Prefixes:
         columns, numbered_all = Counter(match[1] for match in matches), all(match[2] for match in matches)
         if len(matches) >= _MOSTLY_ALL * len(filled) and (numbered_all or 1 < len(columns) <= _MOST_COLUMNS):
             hosts.update(columns)
-        names = sorted((name for name in hosts if not name.endswith(("Error", "Exception"))), key=len, reverse=True)
-        before = rf"^({'|'.join(map(re.escape, names))})(?:: ?|\s*\|(?: |$))"  # a colon or a bar follows
-        self._host = re.compile(before) if names else None
+        names = _any_of(name for name in hosts if not name.endswith(("Error", "Exception")))
+        bracketed = _any_of({match[1] for line in timeless if (match := _BRACKETED.match(line))})
+        self._host = re.compile(rf"^(?:({names})(?:: ?|\s*\|(?: |$))|\[({bracketed})\] ?)")
         bare = [_STAMP.sub("", self._without_host(line, NOBODY)[0], count=1) for line in timeless]
         numbered = sum(bool(_TASK.match(line)) for line in bare)
         self._indent = _common_indent(filled)  # of a log that was pasted as a block
@@ -101,8 +102,7 @@ class Prefixes:
                 fronts[_shape(text[: match.start()])] += 1
         if not fronts:
             return None
-        step = max(1, len(sample) // _MOST_READ)
-        lines = [self.strip(line, NOBODY)[0] for line in sample[::step] if line.strip()]
+        lines = [self.strip(line, NOBODY)[0] for line in sample if line.strip()]
         for shape, lines_with_it in fronts.most_common(_MOST_FRONTS):
             front = re.compile(shape)
             if lines_with_it > 1 and sum(bool(front.match(line)) for line in lines) >= _MOST_LINES * len(lines):
@@ -111,9 +111,9 @@ class Prefixes:
 
     def _without_host(self, text: str, who: Speaker) -> tuple[str, Speaker]:
         bare = _STAMP.sub("", text, count=1)
-        if self._host is None or (match := self._host.match(bare)) is None:
+        if (match := self._host.match(bare)) is None:
             return text, who
-        return bare[match.end() :], who._replace(host=match[1])
+        return bare[match.end() :], who._replace(host=match[1] or match[2])
 
     def strip(self, text: str, who: Speaker) -> tuple[str, Speaker]:
         """Return the text without its prefixes, and the speaker that they name."""
@@ -126,6 +126,11 @@ class Prefixes:
             who = who if name is None or who.host is not None else who._replace(host=name[0])
             text, who = without_known(text[match.end() :], who)
         return text, _native(text, who)
+
+
+def _any_of(names: Iterable[str]) -> str:
+    """Return an expression for the longest of ``names`` that fits; it matches nothing if there are none."""
+    return "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)"
 
 
 def without_known(text: str, who: Speaker) -> tuple[str, Speaker]:
@@ -162,7 +167,10 @@ def _shape(front: str) -> str:
     head = r"\s*" if front[:1].isspace() else ""
     space = front[len(front.rstrip()) :]
     ends = f"(?:{re.escape(space)}|$)" if space else ""
-    inner = _VARIES.sub(lambda field: r"\s+" if field[0][0] == "\\" else r"\w+", re.escape(front.strip()))
+    inner = _VARIES.sub(
+        lambda field: r"\d+" if field[0].isdigit() else r"\s+" if field[0][0] == "\\" else r"\w+",
+        re.escape(front.strip()),
+    )
     return f"{head}{inner}{ends}"
 
 
@@ -170,10 +178,11 @@ def _native(text: str, who: Speaker) -> Speaker:
     """Return the speaker that NCCL's and c10d's own lines name; the lines are not changed."""
     if "NCCL" in text and (match := _NCCL.match(text)):
         who = who._replace(host=who.host or match[1], pid=int(match[2]))
-    if who.rank is None and "ank " in text and (match := _CPP.search(text, 0, 200)) and _is_cpp(text):
+    if (
+        who.rank is None
+        and "ank " in text
+        and (match := _CPP.search(text, 0, 200))
+        and (".cpp:" in text[:80] or text.startswith(("  what():  [", "[Rank ", "[PG ")))
+    ):
         who = who._replace(rank=int(match[1]))
     return who
-
-
-def _is_cpp(text: str) -> bool:
-    return ".cpp:" in text[:80] or text.startswith(("  what():  [", "[Rank ", "[PG "))
