@@ -19,12 +19,13 @@ from tests.source import nodes, trees
 #: goes down with what is removed, and never up: what comes in has to fit, or something goes out. A room that takes code
 #: over from another takes its tokens along.
 MOST_TOKENS = {
-    "explain": 36_294,
-    "cli": 45_000,
+    "explain": 35_670,
+    "cli": 45_475,  # of which 475 are the command of prove, which count among the 12,000 of its room
+    "prove": 11_525,
     "script": 34_000,
-    "agent": 42_000,
+    "agent": 42_484,
     "planning": 40_000,
-    "hosts": 21_026,
+    "hosts": 20_977,
     "watch": 18_000,
     "records": 21_000,
     "ui": 18_000,
@@ -37,6 +38,7 @@ MOST_TOKENS = {
     "examples": 3_700,
     "": 200,
 }
+NO_ROOMS = ("ddplaunch.__main__", "ddplaunch.examples")  # as in the contract of import-linter
 MOST_TRACKED_BYTES = 6_000_000
 MOST_CHILDREN, MOST_MODULES, MOST_WITH_ONE_IMPORTER, MOST_LINES = 16, 290, 90, 600
 
@@ -88,7 +90,7 @@ def test_a_name_means_one_thing_in_its_module() -> None:
 
 
 def test_no_folder_is_wide() -> None:
-    children = Counter(name.rpartition(".")[0] for name in modules() if "." in name and name != "ddplaunch.__main__")
+    children = Counter(name.rpartition(".")[0] for name in modules() if "." in name and name not in NO_ROOMS)
     print("full folders:", sorted(folder for folder, number in children.items() if number >= MOST_CHILDREN))
     wide = {folder: number for folder, number in children.items() if number > MOST_CHILDREN}
     assert not wide, f"more than {MOST_CHILDREN} files and folders: {wide}; put the code into a file of its subject"

@@ -325,6 +325,32 @@ batch-not-taken: The script does not take its batch size from outside, or trains
     and its meaning, as in `--batch-option NAME:total` for the batch of all ranks.
 """
 
+_PROVED = """
+gradients-summed: The gradients of a step are the sum over ranks, not the mean
+    `prove` compares what the optimizer takes with the ranks' own gradients. Remedy: divide by the world size after an
+    all-reduce of the script's own.
+gradients-divided-twice: The gradients of a step are divided by the world size twice
+    DistributedDataParallel divides, and the loss or the gradients are divided once more. Remedy: divide once.
+gradients-not-divided: The gradients of accumulated backward passes are summed
+    `prove` compares the loss with what `backward` is called on. Remedy: divide the loss by the number of backward
+    passes before a step.
+gradients-not-cleared: A step uses the gradients of earlier steps again
+    Backward passes add to `.grad`. Remedy: `optimizer.zero_grad()` after each step.
+gradients-cleared-early: Gradients are cleared between a backward pass and the step
+    What the pass computed is lost. Remedy: `optimizer.zero_grad()` after the step only.
+clipped-before-average: Each rank clips its own gradients before they are averaged
+    Ranks with large gradients then count less. Remedy: clip the average.
+random-numbers-alike: Datasets draw the same random numbers on all ranks
+    `prove` compares the states of random generators before batches that draw from them. Remedy: seeds that differ by
+    rank, once the model is made.
+evaluation-not-reduced: Each rank evaluates a part, and nothing puts the results together
+    The metric that a rank prints is that of its own samples. Remedy: `dist.all_reduce` on sums and counts.
+file-of-all-ranks: Several ranks write the same file
+    They may overwrite each other. Remedy: write on rank 0 alone.
+differs-from-one-process: Several ranks compute other gradients than one process with the same samples
+    `prove` replays the samples of all ranks in one process. Remedy: a loss that is a mean over its batch.
+"""
+
 
 def _entries(family: str, table: str) -> Iterator[Check]:
     for entry in re.split(r"\n(?=\S)", table.strip()):
@@ -340,4 +366,5 @@ REFUSALS: tuple[Check, ...] = (
     *_entries("numbers", _NUMBERS),
     *_entries("runs", _RUNS),
     *_entries("running", _PHASES),
+    *_entries("proof", _PROVED),
 )

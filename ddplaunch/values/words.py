@@ -183,7 +183,7 @@ SIGNALS = {name: number for number, name in SIGNAL_NAMES.items()}
 
 #: Commands that need Linux: they start ranks or inspect this machine's processes. Listing checks and showing records
 #: do not.
-_OF_LINUX = ("run", "doctor", "scale", "fit", "stop", "clean", "stacks", "top", "plan --hosts")
+_OF_LINUX = ("run", "doctor", "scale", "fit", "prove", "stop", "clean", "stacks", "top", "plan --hosts")
 _OF_UNIX = (*_OF_LINUX, "ps", "logs", "report")  # commands that read records do not work on Windows either
 
 

@@ -194,6 +194,8 @@ ELSEWHERE = {
     "records/own/output_file.py",  # a file that the user names, with checks of its own
     "agent/rank_site/ddplaunch_observer.py",  # in the rank, which has no ddplaunch; the folder is ours
     "agent/rank_site/ddplaunch_timeline.py",  # as the one before
+    "prove/in_rank/recorder.py",  # in the rank; a temporary folder of the proof
+    "prove/proof.py",  # makes that folder
     "cli/main.py",  # /dev/null
     "cli/trials/trial_place.py",  # a folder in the user's cache
     "machine/scratch_tree.py",  # in the folders of one trial

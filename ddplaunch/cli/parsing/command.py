@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, Listed] = {
     "plan": Listed(_LAUNCH, "Show everything that run would decide; start nothing."),
     "scale": Listed(_LAUNCH, "Measure 1, 2, 4 … processes, and what holds them back."),
     "fit": Listed(_LAUNCH, "Find the batch that fits into memory, and the fastest."),
+    "prove": Listed(_LAUNCH, "Measure whether N ranks train what one process would."),
     "submit": Listed(_LAUNCH, "Submit the same launch to Slurm; print it for Kubernetes."),
     "doctor": Listed(_LAUNCH, "Check this machine; with a launch, check that too."),
     "convert": Listed(_LAUNCH, "Translate torchrun, accelerate or srun commands."),
@@ -44,7 +45,7 @@ COMMANDS: Mapping[str, Listed] = {
     "clean": Listed(_AFTERWARDS, "End processes whose launcher is gone; remove old records."),
 }
 #: Commands that take the options of a launch, and a script after ``--``.
-LAUNCHING = ("run", "plan", "doctor", "submit", "scale", "fit")
+LAUNCHING = ("run", "plan", "doctor", "submit", "scale", "fit", "prove")
 #: Kinds of options whose values are a list.
 REPEATED = ("many", "arguments")
 

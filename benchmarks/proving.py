@@ -1,0 +1,174 @@
+"""Whether `prove` finds planted mistakes and stays silent on right scripts: ``python -m benchmarks.proving [NAMES]``.
+
+Each case is one of a few scripts (``proving_scripts``) with changes. Ranks and the one process are forked from this
+process, which has imported torch, and recorded and judged by `prove`'s own code; a case takes a second or two, where
+the command would start torchrun three times. Prints a line for each answer that is not the wanted one, and a table;
+writes benchmarks/results/proving.json and proving.md. ``--folder`` runs scripts that others wrote.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import runpy
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmarks.proving_scripts import CASES, Case
+from benchmarks.publishing import parser
+from ddplaunch.prove.claims import Claim
+from ddplaunch.prove.in_rank import recorder
+from ddplaunch.prove.one_process import differs
+from ddplaunch.prove.proof import ALONE, RANKS, RESEEDED, claims_of
+from ddplaunch.prove.recording import Recorded, read_recording
+from ddplaunch.values.finding import Severity
+
+STEPS = 6
+DEADLINE_S = 120.0
+
+
+def _port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def _rank(script: Path, variables: Mapping[str, str], log: Path) -> int:
+    """Be one rank: run the script, and return its exit status."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT, 0o600)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.environ.update(variables)
+    os.chdir(script.parent)
+    sys.argv = [script.name]
+    sys.path.insert(0, str(script.parent))
+    try:
+        recorder.begin()
+        runpy.run_path(script.name, run_name="__main__")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def record(folder: Path, script: Path, name: str, ranks: int) -> Recorded:
+    """Run the script as that many ranks; return what they recorded. A recording that exists is not made again."""
+    if (folder / name).exists():
+        return read_recording(folder / name)
+    (folder / name).mkdir()
+    wanted = {"folder": str(folder), "name": name, "batches": RANKS, "steps": STEPS}
+    wanted |= {"seed": 20_011} if name == RESEEDED else {}
+    shared = {
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_port()),
+        "TORCHELASTIC_RUN_ID": "proving",
+        "TORCHDYNAMO_DISABLE": "1",
+        "OMP_NUM_THREADS": "1",
+        "ACCELERATE_USE_CPU": "true",
+        recorder.VARIABLE: json.dumps(wanted),
+    }
+    children: dict[int, int | None] = {}
+    for rank in range(ranks):
+        if not (pid := os.fork()):
+            variables = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            os._exit(_rank(script, variables, folder / f"{name}-{rank}.log"))
+        children[pid] = None
+    end_s = time.monotonic() + DEADLINE_S
+    while None in children.values():
+        for pid in [pid for pid, status in children.items() if status is None]:
+            found, status = os.waitpid(pid, os.WNOHANG)
+            children[pid] = os.waitstatus_to_exitcode(status) if found else None
+            if children[pid]:
+                end_s = min(end_s, time.monotonic() + 5)  # the others wait for it
+        if time.monotonic() > end_s:
+            for pid in [pid for pid, status in children.items() if status is None]:
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+    return read_recording(folder / name)
+
+
+def prove(script: Path, ranks: int) -> tuple[list[Claim], str]:
+    """Return all claims about a script, and why there are none."""
+    folder = script.parent / "recorded"
+    folder.mkdir(exist_ok=True)
+    recorded = {RANKS: record(folder, script, RANKS, ranks)}
+    log = (folder / f"{RANKS}-0.log").read_text()[-1500:]
+    if not recorded[RANKS].steps():
+        return [], log
+    recorded[ALONE] = record(folder, script, ALONE, 1)
+    if differs(recorded[RANKS], recorded[ALONE]):
+        recorded[RESEEDED] = record(folder, script, RESEEDED, 1)
+    log += (folder / f"{ALONE}-0.log").read_text()[-1500:]
+    return claims_of(recorded, ranks), log
+
+
+def judged(case: Case, folder: Path) -> tuple[str, list[Claim], str]:
+    """Return "found", "missed", "silent", "false error" or "false note" for a case, its claims, and its log."""
+    script = folder / re.sub(r"\W+", "-", case.name) / "train.py"
+    script.parent.mkdir(parents=True, exist_ok=True)
+    script.write_text(case.text)
+    claims, log = prove(script, case.ranks)
+    findings = [claim.finding for claim in claims if claim.finding is not None]
+    if not claims:
+        return "not run", claims, log
+    if case.codes:
+        return "found" if {one.code for one in findings} & case.codes else "missed", claims, log
+    errors = any(one.severity is Severity.ERROR for one in findings)
+    return "false error" if errors else "false note" if findings else "silent", claims, log
+
+
+def main() -> int:
+    """Run the cases."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
+
+    arguments = parser(__doc__)
+    arguments.add_argument("names", nargs="*", help="parts of names")
+    arguments.add_argument("--show", action="store_true", help="show every claim")
+    arguments.add_argument("--recorded", type=Path, help="keep recordings there; judge those that are there again")
+    asked = arguments.parse_args()
+    for module in (
+        "torch.distributed",
+        "torch.utils.data",
+        "torch._dynamo",
+        "torch.optim",
+        "numpy",
+        "accelerate",
+        "transformers",
+        "lightning",
+    ):
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            print(f"{module} is not installed")
+    answers: dict[str, str] = {}
+    folder = asked.recorded or Path(tempfile.mkdtemp(prefix="proving-"))
+    for case in CASES:
+        if asked.names and not any(name in case.name for name in asked.names):
+            continue
+        began_s = time.monotonic()
+        answer, claims, log = judged(case, folder)
+        answers[case.name] = answer
+        print(f"{answer:12} {case.name} ({time.monotonic() - began_s:.1f} s)", flush=True)
+        if asked.show or answer not in ("found", "silent"):
+            print(*(f"    {claim.verdict} {claim.subject}: {claim.text}" for claim in claims), sep="\n")
+            if not claims or asked.show:
+                print(log)
+    print(Counter(answers.values()))
+    return int(asked.check and bool({*answers.values()} - {"found", "silent"}))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""The answer of ``ddplaunch prove``: a line for each claim, the findings, and JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddplaunch.prove.claims import ProofAnswer
+from ddplaunch.ui.speech import counted, findings_text
+from ddplaunch.ui.terminal import Emphasis, Terminal
+from ddplaunch.values.codec import plain
+from ddplaunch.values.words import count, duration_text
+
+_SCHEMA = 1
+_EMPHASES: dict[str, Emphasis] = {"right": "good", "open": "warning"}
+
+
+def proof_text(answer: ProofAnswer, terminal: Terminal) -> str:
+    """Return what is right, what is open, then the findings, and what it took."""
+    shown = [claim for verdict in _EMPHASES for claim in answer.claims if claim.verdict == verdict]
+    lines = [
+        line
+        for claim in shown
+        for line in terminal.lines(
+            f"{claim.subject}: {claim.text}", f"{claim.verdict:<6}", emphasis=_EMPHASES[claim.verdict]
+        )
+    ]
+    findings = answer.findings
+    text = terminal.page(lines) + (("\n" if lines else "") + findings_text(findings, terminal) if findings else "")
+    verdicts = [claim.verdict for claim in answer.claims]
+    summary = f"{verdicts.count('right')} right, {verdicts.count('open')} open, {counted(findings) or 'nothing wrong'}"
+    measured = f"{count(answer.steps, 'step')} of {count(answer.world, 'rank')} in {duration_text(answer.took_s)}"
+    return text + "\n" + terminal.page(terminal.lines(f"{summary} ({measured})"))
+
+
+def proof_json(answer: ProofAnswer) -> dict[str, Any]:
+    """Return everything as JSON."""
+    return {"schema": _SCHEMA, **plain(answer), "wrong": answer.is_wrong}

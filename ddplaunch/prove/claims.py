@@ -1,0 +1,111 @@
+"""Claims: what a proof has shown right, what is wrong, and what stays open; and arithmetic on sketches of gradients.
+
+``findings.json`` has the texts of what can be wrong, by its code.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from ddplaunch.values.finding import Finding, Severity, error, warning
+from ddplaunch.values.frozen import dataclass
+
+Verdict = Literal["right", "wrong", "open"]
+Vector = Sequence[float]
+
+#: Relative: gradients in bfloat16, or compressed when they are sent, differ by less.
+ROUNDED = 1e-2
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim about ``subject``; ``text`` says what was measured, or why it is open. ``finding`` is what is wrong."""
+
+    subject: str
+    verdict: Verdict
+    text: str
+    finding: Finding | None = None
+
+
+@dataclass(frozen=True)
+class ProofAnswer:
+    """All claims of a proof of ``world`` ranks over ``steps`` steps; ``observed`` are findings of the run itself."""
+
+    claims: tuple[Claim, ...]
+    observed: tuple[Finding, ...]
+    world: int
+    steps: int
+    took_s: float
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Everything that is wrong."""
+        return [*self.observed, *(claim.finding for claim in self.claims if claim.finding is not None)]
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether there is an error."""
+        return any(finding.severity is Severity.ERROR for finding in self.findings)
+
+
+def right(subject: str, text: str) -> Claim:
+    """Return a claim that was shown right."""
+    return Claim(subject, "right", text)
+
+
+def still_open(subject: str, text: str) -> Claim:
+    """Return a claim that could not be decided."""
+    return Claim(subject, "open", text)
+
+
+def wrong(subject: str, code: str, where: str, *, is_sure: bool = True, **values: Any) -> Claim:
+    """Return a claim that is wrong, a warning unless it ``is_sure``; ``values`` go into the texts of ``code``."""
+    texts = json.loads(Path(__file__).with_name("findings.json").read_text(encoding="utf-8"))[code]
+    what, why, fix = (texts[part].format(**values) for part in ("what", "why", "fix"))
+    make = error if is_sure and texts["severity"] == "error" else warning
+    return Claim(subject, "wrong", what, make(code, what, why=why, fix=fix, where=where or ()))
+
+
+class Fit(NamedTuple):
+    """A vector is ``factor`` times another one, and ``residual`` of its size is not explained by that."""
+
+    factor: float
+    residual: float
+
+    def is_by(self, factor: float) -> bool:
+        """Return whether it is this factor."""
+        return self.residual < ROUNDED and near(self.factor, factor)
+
+
+def near(number: float, other: float) -> bool:
+    """Return whether two numbers are the same but for rounding."""
+    return abs(number / other - 1) < ROUNDED
+
+
+def fit(target: Vector, model: Vector) -> Fit:
+    """Return the least-squares factor of ``model``, and what it leaves of ``target``; infinity if not comparable."""
+    if len(target) != len(model) or not (size := norm(target)):
+        return Fit(0.0, math.inf)
+    factor = sum(a * b for a, b in zip(target, model, strict=True)) / (sum(b * b for b in model) or math.inf)
+    residual = norm([a - factor * b for a, b in zip(target, model, strict=True)]) / size
+    return Fit(factor, residual if math.isfinite(residual) else math.inf)
+
+
+def norm(vector: Vector) -> float:
+    """Return the Euclidean norm."""
+    return math.sqrt(sum(value * value for value in vector))
+
+
+def mean(vectors: Iterable[Vector]) -> list[float]:
+    """Return the mean of vectors of one length; empty for none."""
+    return [sum(values) / len(values) for values in zip(*vectors, strict=True)]
+
+
+def equal(vectors: Sequence[Vector], tolerance: float) -> bool:
+    """Return whether all vectors are the same, up to ``tolerance`` of the first one's size."""
+    first, limit = vectors[0], tolerance * norm(vectors[0]) + 1e-30
+    return all(norm([a - b for a, b in zip(first, one, strict=True)]) <= limit for one in vectors)

@@ -1,0 +1,38 @@
+"""What ranks recorded, as values: events in their order, and the steps of all ranks side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ddplaunch.values.frozen import dataclass
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The events of each rank, in the order of ranks."""
+
+    ranks: tuple[tuple[Event, ...], ...]
+
+    def of(self, kind: str) -> list[list[Event]]:
+        """Return the events of one kind, for each rank."""
+        return [[event for event in events if event["event"] == kind] for events in self.ranks]
+
+    def steps(self) -> list[tuple[Event, ...]]:
+        """Return the steps that all ranks made: the same step of each rank together."""
+        return list(zip(*self.of("step"), strict=False))
+
+    def first(self, kind: str) -> Event:
+        """Return the first event of a kind on any rank; an empty one if there is none."""
+        return next((event for events in self.of(kind) for event in events), {})
+
+
+def read_recording(folder: Path) -> Recorded:
+    """Return the recording in ``folder``; a line that a rank was still writing is left out."""
+    paths = sorted(folder.glob("rank-*.jsonl"), key=lambda path: int(path.stem.partition("-")[2]))
+    lines = (path.read_text(encoding="utf-8").splitlines(keepends=True) for path in paths)
+    return Recorded(tuple(tuple(json.loads(line) for line in one if line.endswith("\n")) for one in lines))
