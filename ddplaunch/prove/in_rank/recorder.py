@@ -176,7 +176,7 @@ class Recorder:
         number = [known.optimizer for known in self._optimizers].index(optimizer)
         known = self._optimizers[number]
         closure = any(map(callable, args[1:])) or kwargs.get("closure") is not None
-        since = len(self._passes) - 1 if closure else known.since
+        since = known.since
         held = [self._parameters[id(one)].own for one in known.parameters() if id(one) in self._parameters]
         passes = sorted({index for own in held for index, _ in own if index >= since})
         self.write(
@@ -204,7 +204,7 @@ class Recorder:
         seen, one.seen = {name: value for name, value in one.seen.items() if not (closure and name == "step")}, {}
         sums = {
             "own": one.summed(range(since, len(self._passes))),
-            "stale": None if closure else one.summed(range(since)),
+            "stale": one.summed(range(since)),
         }
         whole = type(tensor.detach()).__name__ == "Tensor"
         return {
