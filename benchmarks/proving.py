@@ -3,7 +3,8 @@
 Each case is one of a few scripts (``proving_scripts``) with changes. Ranks and the one process are forked from this
 process, which has imported torch, and recorded and judged by `prove`'s own code; a case takes a second or two, where
 the command would start torchrun three times. Prints a line for each answer that is not the wanted one, and a table;
-writes benchmarks/results/proving.json and proving.md. ``--folder`` runs scripts that others wrote.
+writes benchmarks/results/proving.json and proving.md. Accelerate, transformers and Lightning have to be installed for
+their cases.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.proving_scripts import CASES, Case
-from benchmarks.publishing import parser
+from benchmarks.publishing import parser, publish
+from benchmarks.timing import machine
 from ddplaunch.prove.claims import Claim
 from ddplaunch.prove.in_rank import recorder
 from ddplaunch.prove.one_process import differs
@@ -130,6 +132,15 @@ def judged(case: Case, folder: Path) -> tuple[str, list[Claim], str]:
     return "false error" if errors else "false note" if findings else "silent", claims, log
 
 
+def table(answers: Mapping[str, str]) -> str:
+    """Return how many cases had each answer, and the names of those that did not have the wanted one."""
+    counts = Counter(answers.values())
+    lines = [f"{', '.join(machine().values())}; {STEPS} steps of each case", "", "| answer | cases |", "|---|---|"]
+    lines += [f"| {answer} | {number} |" for answer, number in sorted(counts.items())]
+    lines += ["", *(f"- {answer}: {name}" for name, answer in answers.items() if answer not in ("found", "silent"))]
+    return "\n".join([*lines, ""])
+
+
 def main() -> int:
     """Run the cases."""
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
@@ -166,7 +177,7 @@ def main() -> int:
             print(*(f"    {claim.verdict} {claim.subject}: {claim.text}" for claim in claims), sep="\n")
             if not claims or asked.show:
                 print(log)
-    print(Counter(answers.values()))
+    publish("proving", table(answers), answers, write=not (asked.no_write or asked.names))
     return int(asked.check and bool({*answers.values()} - {"found", "silent"}))
 
 

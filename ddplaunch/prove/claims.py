@@ -64,7 +64,7 @@ def still_open(subject: str, text: str) -> Claim:
 
 def wrong(subject: str, code: str, where: str, *, is_sure: bool = True, **values: Any) -> Claim:
     """Return a claim that is wrong, a warning unless it ``is_sure``; ``values`` go into the texts of ``code``."""
-    texts = json.loads(Path(__file__).with_name("findings.json").read_text(encoding="utf-8"))[code]
+    texts = json.loads(Path(__file__).with_name("findings.json").read_text())[code]
     what, why, fix = (texts[part].format(**values) for part in ("what", "why", "fix"))
     make = error if is_sure and texts["severity"] == "error" else warning
     return Claim(subject, "wrong", what, make(code, what, why=why, fix=fix, where=where or ()))
@@ -91,8 +91,7 @@ def fit(target: Vector, model: Vector) -> Fit:
     if len(target) != len(model) or not (size := norm(target)):
         return Fit(0.0, math.inf)
     factor = sum(a * b for a, b in zip(target, model, strict=True)) / (sum(b * b for b in model) or math.inf)
-    residual = norm([a - factor * b for a, b in zip(target, model, strict=True)]) / size
-    return Fit(factor, residual if math.isfinite(residual) else math.inf)
+    return Fit(factor, norm([a - factor * b for a, b in zip(target, model, strict=True)]) / size)
 
 
 def norm(vector: Vector) -> float:

@@ -141,7 +141,7 @@ def _judged(subject: str, step: Step, one: Averaged) -> Iterator[Claim]:
     """Yield what is wrong with a step, or why it cannot be decided."""
     event = step[0]
     if one.unequal:
-        which = f" of {listed(one.unequal, 3)}" if len(one.unequal) < len(event["parameters"]) else ""
+        which = f" of {listed(one.unequal)}" if len(one.unequal) < len(event["parameters"]) else ""
         yield wrong(subject, "gradients-not-averaged", event["line"], which=which)
     elif one.clipped_before:
         yield wrong(subject, "clipped-before-average", event["line"])
@@ -170,6 +170,8 @@ def _of_factor(subject: str, step: Step, stage: str, factor: float) -> Iterator[
         return
     if near(total, 1 / world):
         yield wrong(subject, "gradients-divided-twice", event["line"], world=world)
+    elif share is None and near(total, world):
+        yield still_open(subject, f"{world} times the mean: right only if the loss is divided by as much")
     elif near(total, world) and (near(factor, world) or passes != world):
         yield wrong(subject, "gradients-summed", event["line"], is_sure=near(factor, world), world=world)
     elif near(total, passes):
@@ -180,7 +182,7 @@ def _of_rates(steps: Sequence[Step]) -> Iterator[Claim]:
     """Yield a claim if ranks step at different learning rates."""
     for step in steps:
         if len({tuple(event["rates"]) for event in step}) > 1:
-            named = listed((f"{event['rates'][0]:g} on rank {rank}" for rank, event in enumerate(step)), 3)
+            named = listed((f"{event['rates'][0]:g} on rank {rank}" for rank, event in enumerate(step)))
             yield wrong("rates", "numbers-differ", step[0]["line"], rates=named)
             return
 
@@ -191,6 +193,6 @@ def _of_replicas(subject: str, steps: Sequence[Step]) -> Claim:
     for made, step in enumerate(steps, 1):
         apart = [n for n in whole if not equal([_sketch(event, n, "value") for event in step], _SAME_BITS)]
         if apart:
-            names = listed((step[0]["parameters"][n]["name"] for n in apart), 3)
+            names = listed(step[0]["parameters"][n]["name"] for n in apart)
             return wrong(subject, "replicas-differ", step[0]["line"], step=made, names=names)
     return right(subject, f"all ranks have the same parameters after each of {count(len(steps), 'step')}")

@@ -93,7 +93,7 @@ class Proof:
     def parts(self) -> Iterator[Part]:
         """Yield each trial; ``ended`` has to be called after it."""
         yield self._part(RANKS, self._world, self._said)
-        if self._world == 1 or self._problems[RANKS] is not None:
+        if self._world == 1 or not self._recorded[RANKS].steps():
             return
         alone = {name: value for name, value in self._said.items() if name not in (*_NUMBERS, "gpus")}
         numbers = self._launch.numbers
@@ -116,10 +116,9 @@ class Proof:
         return Part(name, ranks, {**said, "env": (*said.get("env", ()), *variables)})
 
     def ended(self, ending: str, problem: Finding | None, observed: Sequence[Finding]) -> None:
-        """Take over what the last trial recorded; ``problem`` counts if no step was recorded, or it failed."""
+        """Take over what the last trial recorded; ``problem`` counts if it failed before its first step."""
         recorded = self._recorded[self._name] = read_recording(self._folder / self._name)
-        in_vain = ending in ("failed", "refused") or not recorded.steps()
-        self._problems[self._name] = problem if in_vain else None
+        self._problems[self._name] = problem if ending in ("failed", "refused") and not recorded.steps() else None
         self._observed = observed if self._name == RANKS else self._observed
 
     def judged(self) -> ProofAnswer:
@@ -138,8 +137,8 @@ class Proof:
 
 def claims_of(recorded: Mapping[str, Recorded], world: int) -> list[Claim]:
     """Return all claims from the recordings of a proof, by their names."""
-    if world == 1:
-        return [still_open("gradients", "there is one rank, and nothing to average")]
+    if world == 1 or not recorded[RANKS].steps():
+        return [still_open("gradients", "there is one rank alone, or no step of an optimizer of torch")]
     ranks, alone = recorded[RANKS], recorded[ALONE]
     others = one_process_claims(ranks, alone, recorded.get(RESEEDED))
     return [*gradient_claims(ranks), *sample_claims(ranks), *others]

@@ -134,6 +134,6 @@ def _of_files(recorded: Recorded) -> Iterator[Claim]:
     shared = [path for path, ranks in ranks_of.items() if ranks > 1]
     if shared:
         line = next(lines[shared[0]] for lines in written if shared[0] in lines)
-        yield wrong("files", "file-of-all-ranks", line, files=listed(shared, 2))
+        yield wrong("files", "file-of-all-ranks", line, files=listed(shared))
     elif ranks_of:
         yield right("files", f"{count(len(ranks_of), 'file')}, each written by one rank")

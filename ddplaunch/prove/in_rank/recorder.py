@@ -413,8 +413,10 @@ def _random_states() -> list[int]:
 
 
 def _without_dropout(original: Callable[..., Any]) -> Callable[..., Any]:
-    def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, **more: Any) -> Any:
-        return original(query, key, value, attn_mask, 0.0, **more)
+    def attention(*args: Any, **more: Any) -> Any:
+        if len(args) > 4:  # query, key, value, mask, dropout, …
+            return original(*args[:4], 0.0, *args[5:], **more)
+        return original(*args, **{**more, "dropout_p": 0.0})
 
     return attention
 
