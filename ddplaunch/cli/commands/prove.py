@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator
-from typing import Any
+from dataclasses import replace
 
 from ddplaunch.cli.configuration import with_configuration
-from ddplaunch.cli.parsing.command import OUTPUT, PROFILE, TRIALS, Command
+from ddplaunch.cli.parsing.command import OUTPUT, TRIALS, Command
+from ddplaunch.cli.parsing.typed_words import TypedLaunch
 from ddplaunch.cli.streams import answer, answer_json
 from ddplaunch.cli.target import required
 from ddplaunch.cli.trials.measured_steps import Measure
 from ddplaunch.cli.trials.trial import Change, Trial, Trials, decided
 from ddplaunch.planning.flag import Flag
-from ddplaunch.planning.options import Said
 from ddplaunch.prove.answer import proof_json, proof_text
 from ddplaunch.prove.proof import Proof, with_ranks
 from ddplaunch.ui.terminal import Terminal
@@ -26,7 +26,6 @@ COMMAND = Command(
         ("ddplaunch prove 2 --device cpu --json -- train.py", "on the CPU; every claim as JSON"),
     ),
     options=(
-        PROFILE,
         Flag("steps", "integer", TRIALS, "Optimizer steps to record [6].", "N"),
         Flag("in_place", "switch", TRIALS, "Let trials change files as the script does."),
         Flag("json", "switch", OUTPUT, "Everything as JSON."),
@@ -35,14 +34,14 @@ COMMAND = Command(
 )
 
 
-def prove(said: Said, script: list[str] | None, profile: str | None, json: bool | None, **flags: Any) -> int:
+def prove(typed: TypedLaunch, json: bool | None, steps: int | None, in_place: bool | None) -> int:
     """Record the ranks and one process, and print what was shown."""
-    words, launch = required(script, "prove"), with_ranks(said)
-    options = with_configuration(launch, profile)
+    words, launch = required(typed.script, "prove"), with_ranks(typed.said)
+    options = with_configuration(replace(typed, said=launch))
     first = decided(options, words)
-    never_enough = Measure(0, sys.maxsize, None, value_of(options.timeout_s, 600.0))
-    runs = Trials("prove", first, words, profile, never_enough, in_place=bool(flags["in_place"]))
-    with Proof(first.base, first.launch, launch, flags["steps"]) as proof:
+    never_enough = Measure(sys.maxsize, None, value_of(options.timeout_s, 600.0))
+    runs = Trials("prove", first, typed, never_enough, in_place=bool(in_place))
+    with Proof(first.base, first.launch, launch, steps) as proof:
 
         def series() -> Generator[Change, Trial, None]:
             for part in proof.parts():
