@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import lzma
 import re
 import shlex
+import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,8 +14,13 @@ from pathlib import Path
 ANY = -1  # all ranks fail alike, or which one failed first is not decidable
 MEET = "r, w = init()\nreduce()\n"
 LAUNCHES = "launches"
+with tarfile.open(Path(__file__).with_name("faults.tar.xz")) as _archive:
+    _TEXTS = {
+        member.name.removesuffix(".txt"): _archive.extractfile(member).read().decode()  # type: ignore[union-attr]
+        for member in _archive
+    }
 #: What the files hold, by their names; all but LAUNCHES are logs.
-FILES = tuple(sorted(path.name.partition(".")[0] for path in Path(__file__).parent.glob("*.txt.xz")))
+FILES = tuple(_TEXTS)
 
 _HEAD = re.compile(r"^=== (\S+); ?(.*)$", re.MULTILINE)
 _SETTING = re.compile(r"^#(timeout|options|args|file|raw|all) ?(.*)\n", re.MULTILINE)
@@ -51,8 +56,7 @@ class Fault:
 @cache
 def faults_of(file: str) -> tuple[Fault, ...]:
     """Return the faults of one of FILES."""
-    text = lzma.decompress(Path(__file__).with_name(f"{file}.txt.xz").read_bytes()).decode()
-    _, *parts = _HEAD.split(text)
+    _, *parts = _HEAD.split(_TEXTS[file])
     parse = _launch if file == LAUNCHES else _log
     return tuple(parse(*parts[at : at + 3]) for at in range(0, len(parts), 3))
 
