@@ -45,4 +45,4 @@ def conclude(settings: Settings, ended: EndedRun, say: Callable[[str], None], he
 
 
 def attempt_ended(settings: Settings, attempt: EndedAttempt) -> str | None:
-    return f"attempt {attempt.attempt} ended\n" if attempt.failed else None
+    return f"attempt {attempt.attempt} ended\n" if attempt.first is not None else None

@@ -103,11 +103,12 @@ def test_states() -> None:
 def test_last_words(tmp_path: Path) -> None:
     out, err = tmp_path / "out", tmp_path / "err"
     out.write_bytes(b"1%\r50%\r\x1b[1m100%\x1b[0m\nlast \xff\n")
-    assert last_lines(out, err) == ("100%", "last �")
+    both = RankOutcome(0, 0, "node-1", out="out", err="err")
+    assert last_lines(both, tmp_path, {}) == ("100%", "last �")
     err.write_text("noise\n" * 20_000 + TRACEBACK)
-    lines = last_lines(out, err)
+    lines = last_lines(both, tmp_path, {})
     assert len(lines) == 20 and lines[-1] == "ValueError: bad batch"
-    assert last_lines(tmp_path / "none", None) == ()
+    assert last_lines(RankOutcome(0, 0, "node-1", out="none"), tmp_path, {}) == ()
 
 
 class Heard:

@@ -14,6 +14,7 @@ import pytest
 
 from ddplaunch.agent.end.conclude import last_lines
 from ddplaunch.records import explain_sources
+from ddplaunch.records.outcome import RankOutcome
 from tests.cli.cli_calls import Call, call, folder  # noqa: F401 - fixtures
 from tests.explain.logs import diagnosed, raised
 
@@ -109,7 +110,8 @@ def test_numbers_of_thousands_of_digits(tmp_path: Path) -> None:
     assert found is not None
     log = tmp_path / "rank-0.err"
     log.write_text("\n".join(lines) + "\n" + LOG)
-    assert last_lines(None, log)[-1].endswith("shard 7 is empty"), "and a run keeps its outcome"
+    rank = RankOutcome(0, 0, "node-1", err=log.name)
+    assert last_lines(rank, tmp_path, {})[-1].endswith("shard 7 is empty"), "and a run keeps its outcome"
 
 
 def test_a_world_of_trillions_costs_nothing() -> None:

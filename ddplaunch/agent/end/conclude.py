@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,13 +39,11 @@ _explained: dict[int, Diagnosis | None] = {}  # diagnoses of earlier attempts, b
 
 
 def attempt_ended(settings: Settings, attempt: EndedAttempt) -> str | None:
-    """Return the report of a failed attempt that is followed by another one; None if there is nothing to report.
+    """Return the report of an attempt that is followed by another one; None if there is nothing to report.
 
     Ranks that torchrun ended because another node failed or joined did not fail. If all nodes share one console, only
     the node whose rank failed reports.
     """
-    if not attempt.failed:
-        return None
     attempts = settings.max_restarts + 1
     if not any(failed_by_itself(each) for each in attempt.ranks):
         one_console = settings.silent or "SLURM_STEP_ID" in os.environ
@@ -259,39 +257,24 @@ def _attempt(
     last = explanation is not None
     diagnosis = explanation.diagnosis if explanation is not None else _explained.get(attempt.attempt)
     own = any(failed_by_itself(each) for each in attempt.ranks)
+    directory = Path(settings.directory or ".")
     return AttemptOutcome(
         attempt.attempt,
         round(attempt.started_s, 3),
         round(attempt.ended_s, 3),
         own or (last and ended.run_state() == "failed"),
         diagnosis,
-        tuple(_with_last_words(rank, Path(settings.directory or "."), attempt) for rank in attempt.ranks),
+        tuple(replace(rank, last_lines=last_lines(rank, directory, attempt.unwritten)) for rank in attempt.ranks),
     )
 
 
-def _with_last_words(rank: RankOutcome, directory: Path, attempt: EndedAttempt) -> RankOutcome:
-    out, err = (None if name is None else directory / name for name in (rank.out, rank.err))
-    unwritten = (attempt.unwritten.get(rank.out or "", b""), attempt.unwritten.get(rank.err or "", b""))
-    return replace(rank, last_lines=last_lines(out, err, unwritten))
-
-
-def _tail(path: Path | None, unwritten: bytes) -> list[str]:
-    """Return the last whole lines of a file followed by its ``unwritten`` output, undecodable bytes replaced."""
-    data = b"" if path is None else (read_end(path, _TAIL_BYTES) + unwritten)[-_TAIL_BYTES:]
-    lines = data.decode("utf-8", "replace").split("\n")
-    if len(data) == _TAIL_BYTES and len(lines) > 1:
-        lines = lines[1:]
-    return lines if lines[-1] else lines[:-1]
-
-
-_ALL_WRITTEN = (b"", b"")
-
-
-def last_lines(out: Path | None, err: Path | None, unwritten: tuple[bytes, bytes] = _ALL_WRITTEN) -> tuple[str, ...]:
+def last_lines(rank: RankOutcome, directory: Path, unwritten: Mapping[str, bytes]) -> tuple[str, ...]:
     """Return the last 20 lines of stderr, or of stdout if stderr is empty, as a terminal would finally show them.
 
-    ``unwritten`` is the output after the end of the files, (stdout, stderr).
+    ``unwritten`` is the output after the end of each file, by the file's name in ``directory``.
     """
-    tail = _tail(err, unwritten[1]) or _tail(out, unwritten[0])
-    lines = [clean(frames(line.rstrip("\r"))[-1]).rstrip()[:_LINE_CHARS] for line in tail]
+    names = (name for name in (rank.err, rank.out) if name is not None)
+    ends = (read_end(directory / name, _TAIL_BYTES) + unwritten.get(name, b"") for name in names)
+    output = next(filter(None, ends), b"").decode("utf-8", "replace")
+    lines = [clean(frames(line.rstrip("\r"))[-1]).rstrip()[:_LINE_CHARS] for line in output.split("\n")]
     return tuple([line for line in lines if line][-_LINES:])

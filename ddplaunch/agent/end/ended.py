@@ -34,11 +34,6 @@ class EndedAttempt:
     unwritten: Mapping[str, bytes] = field(default_factory=dict)
     stacks: tuple[RankStack, ...] = ()
 
-    @property
-    def failed(self) -> bool:
-        """Whether any rank ended by a signal or with a status other than 0."""
-        return any(rank.exit_code or rank.signal for rank in self.ranks)
-
 
 @dataclass(frozen=True)
 class EndedRun:
