@@ -52,7 +52,6 @@ class CapturedLogs(api.LogsSpecs):
         self._signals: Signals | None = None
         self._ending: Ending | None = None
         self._spares: Spares | None = None
-        self._console = 2
         self._ranks: dict[int, int] = {}  # global rank by local rank, in the current attempt
         try:
             settings = _settings()
@@ -82,24 +81,21 @@ class CapturedLogs(api.LogsSpecs):
     def _prepared(self, settings: Settings) -> Spares | None:
         """Fork the spare processes of a warm start, if requested. In the forks, a BaseException leaves this call."""
         cpus = RankCpus(settings.cpus, self._say) if settings.cpus else None
+        spares = None
         try:
-            if settings.start != "warm":
-                skip_the_spread()
-                if cpus is not None:
-                    self._console = os.dup(2)
-                    cpus.bind()
-                return None
-            from ddplaunch.agent.warm.spares import prepare
+            if settings.start == "warm":
+                from ddplaunch.agent.warm.spares import prepare
 
-            spares = prepare(int(os.environ.get("DDPLAUNCH_NPROC", "0")), settings.preload, self._say, cpus)
-            self._console = os.dup(2)  # before torchrun's own messages are redirected
-            return spares
+                spares = prepare(int(os.environ.get("DDPLAUNCH_NPROC", "0")), settings.preload, self._say, cpus)
         except Exception as exception:
             _warn(f"cold start: {type(exception).__name__}: {exception}")
-            return None
+        skip_the_spread()
+        if cpus is not None:
+            cpus.bind()
+        return spares
 
     def _say(self, line: str) -> None:
-        _warn(line, self._console)
+        _warn(line, 2 if self._session is None else self._session.stderr)
 
     def _close(self) -> None:
         if self._spares is not None:

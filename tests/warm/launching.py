@@ -64,12 +64,16 @@ def torchrun(warm: bool, processes: int, *more: str, python: Sequence[str] = ("-
 
 
 def environment(plugin_folder: Path, **changes: str) -> dict[str, str]:
-    """Return the environment of both ways: the plug-in at hand, two ranks of one thread each, no numpy warning."""
+    """Return the environment of both ways: the plug-in at hand, two ranks of one thread each, no numpy warning.
+
+    faulthandler is on, as `run` sets it; torchrun turns it on for itself and what it forks in any case.
+    """
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PET_"))},
         "PYTHONPATH": f"{plugin_folder}{os.pathsep}{ROOT}",
         "PYTHONWARNINGS": "ignore:Failed to initialize NumPy:UserWarning",
         "OMP_NUM_THREADS": "1",
+        "PYTHONFAULTHANDLER": "1",
         "WARM_RANKS": "2",
         **changes,
     }

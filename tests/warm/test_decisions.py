@@ -13,8 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from ddplaunch.agent import protocol
 from ddplaunch.agent.rank_site import sitecustomize
-from ddplaunch.agent.warm import kernel, requests
+from ddplaunch.agent.warm import kernel
 from ddplaunch.agent.warm.requests import Request, is_python_command
 from ddplaunch.agent.warm.spares import WarmProcess, first_path
 from ddplaunch.agent.warm.why_cold import (
@@ -73,23 +74,22 @@ def test_files_of_the_user_that_each_interpreter_runs(name: str, monkeypatch: py
 
 def test_a_rank_is_forked() -> None:
     for args in (("python", "-u", "train.py", "--x"), ("python", "-u", "-m", "package.train")):
-        assert why_not_forked(Request(args, ENVIRON), "python", {"OMP_NUM_THREADS": "1"}, True) is None
+        assert why_not_forked(Request(args, ENVIRON), "python", {"OMP_NUM_THREADS": "1"}) is None
 
 
 @pytest.mark.parametrize(
-    ("args", "environ", "is_file", "reason"),
+    ("args", "environ", "reason"),
     [
-        (("./train", "--x"), ENVIRON, True, "not the interpreter"),
-        (("numactl", "--cpunodebind=0", "python", "-u", "train.py"), ENVIRON, True, "not the interpreter"),
-        (("other", "-u", "train.py"), ENVIRON, True, "`other` is not the interpreter"),
-        (("python", "-u", "-c", "pass"), ENVIRON, True, "not the interpreter"),
-        (("python", "-u", "train.py"), ENVIRON, False, "train.py is no file"),
-        (("python", "-u", "train.py"), {**ENVIRON, "OMP_NUM_THREADS": "4"}, True, "OMP_NUM_THREADS was set"),
-        (("python", "-u", "train.py"), {**ENVIRON, "LD_PRELOAD": "x.so"}, True, "LD_PRELOAD was set"),
+        (("./train", "--x"), ENVIRON, "not the interpreter"),
+        (("numactl", "--cpunodebind=0", "python", "-u", "train.py"), ENVIRON, "not the interpreter"),
+        (("other", "-u", "train.py"), ENVIRON, "`other` is not the interpreter"),
+        (("python", "-u", "-c", "pass"), ENVIRON, "not the interpreter"),
+        (("python", "-u", "train.py"), {**ENVIRON, "OMP_NUM_THREADS": "4"}, "OMP_NUM_THREADS was set"),
+        (("python", "-u", "train.py"), {**ENVIRON, "LD_PRELOAD": "x.so"}, "LD_PRELOAD was set"),
     ],
 )
-def test_a_rank_is_not(args: tuple[str, ...], environ: dict[str, str], is_file: bool, reason: str) -> None:
-    found = why_not_forked(Request(args, environ), "python", {"OMP_NUM_THREADS": "1"}, is_file)
+def test_a_rank_is_not(args: tuple[str, ...], environ: dict[str, str], reason: str) -> None:
+    found = why_not_forked(Request(args, environ), "python", {"OMP_NUM_THREADS": "1"})
     assert found is not None
     assert reason in found
 
@@ -102,7 +102,7 @@ def test_threads_that_openmp_has_bound_stay_where_torch_was_loaded(
 ) -> None:
     at_load = {"OMP_NUM_THREADS": "1", "OMP_PROC_BIND": value}
     request = Request(("python", "-u", "train.py"), {**ENVIRON, "OMP_PROC_BIND": value}, cpus)
-    found = why_not_forked(request, "python", at_load, True)
+    found = why_not_forked(request, "python", at_load)
     assert (found is not None and "OMP_PROC_BIND is set" in found) is cold
 
 
@@ -121,22 +121,21 @@ def test_an_interpreter_with_a_target_is_a_python_command() -> None:
 
 
 def test_messages_arrive_whole_with_their_descriptors(tmp_path: Path) -> None:
-    here, there = socket.socketpair()
-    request = Request(("python", "-u", "\udcff.py"), {"LARGE": "x" * 100_000, "ODD": "\udcfe"})
+    here, there = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    request = Request(["python", "-u", "\udcff.py"], {"LARGE": "x" * 100_000, "ODD": "\udcfe"}, [0, 1])
     with (tmp_path / "file").open("w") as file:
         pid = os.fork()
         if pid == 0:
-            requests.send(here, request, [file.fileno()])
+            protocol.send(here, {"op": "become", "rank": vars(request)}, [file.fileno()])
             os._exit(0)
         here.close()
-        received, (descriptor,) = requests.receive(there)
+        message, (descriptor,) = protocol.receive(there)
     os.waitpid(pid, 0)
-    assert received == request
+    assert message is not None and Request(**message["rank"]) == request
     os.write(descriptor, b"through")
     os.close(descriptor)
     assert (tmp_path / "file").read_text() == "through"
-    with pytest.raises(EOFError):
-        requests.receive(there)
+    assert protocol.receive(there) == (None, []), "the other side is gone"
     there.close()
 
 

@@ -100,15 +100,14 @@ class Session:
         self.pids: tuple[int, ...] = ()  # of the ranks of the attempt
         self.failures: list[RankFailure] = []  # of the attempt, as torchrun saw them
         self.without: str | None = None
-        self._stderr = 2
+        self.stderr = 2  # the console, also while torchrun writes to the guard
         self._guard: Guard | None = None
 
     def start(self) -> None:
         """Start the guard. Raises OSError if it cannot start."""
         require(_OF_GUARD)
-        self._stderr = os.dup(2)
-        os.set_inheritable(self._stderr, False)
-        self._guard = _start_guard(self._environ, self._stderr)
+        self.stderr = os.dup(2)
+        self._guard = _start_guard(self._environ, self.stderr)
 
     def part(self) -> None:
         """End the guard, if there is one: a closed socket alone would look to it like the death of torchrun."""
@@ -163,9 +162,9 @@ class Session:
 
     def give_stderr_back(self) -> None:
         """Let torchrun write to the console again."""
-        if self._stderr != 2:
+        if self.stderr != 2:
             with contextlib.suppress(OSError):
-                os.dup2(self._stderr, 2, inheritable=True)
+                os.dup2(self.stderr, 2, inheritable=True)
 
     def begin(self, ranks: Sequence[tuple[int, int]]) -> list[list[int]]:
         """Announce an attempt of these (rank, local rank); return each rank's descriptors, none for the console."""
@@ -266,7 +265,7 @@ class Session:
             self._spare -= 1
             new = None
             try:
-                new = _start_guard(self._environ, self._stderr)
+                new = _start_guard(self._environ, self.stderr)
                 for op in ("launcher", "listen", "attempt", "started", "closing", "elsewhere", "end"):
                     if op in self._said:
                         send(new.channel, *self._said[op])

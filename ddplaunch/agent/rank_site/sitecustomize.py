@@ -207,6 +207,7 @@ def _end_quietly() -> None:
 
 def begin(marks: Any, load: Callable[[str], Any]) -> None:
     """Begin what the environment asks for; ``marks`` is ``ddplaunch_marks``, ``load`` returns a module beside it."""
+    _end_with(os.environ.pop(PARENT, ""))
     limit_memory(os.environ)
     marks.keep_data_workers()
     for name, variable in (("ddplaunch_phases", "DDPLAUNCH_PHASES"), ("ddplaunch_observer", "DDPLAUNCH_OBSERVE")):
@@ -225,7 +226,6 @@ def _take_part() -> None:
         atexit.register(when_through(ended if direct else None))  # registered first, so it runs last
     else:
         _end_quietly()
-    _end_with(os.environ.pop(PARENT, ""))
     import ddplaunch_marks  # type: ignore[import-not-found]  # beside this file
 
     ddplaunch_marks.import_quickly("torch")

@@ -23,7 +23,6 @@ import builtins
 import collections
 import contextlib
 import ctypes
-import faulthandler
 import functools
 import importlib
 import itertools
@@ -121,7 +120,6 @@ def become(request: Request, seed: int | None) -> Program:
     if first is not None:
         sys.path.insert(0, first)
     _signals()
-    _faulthandler()
     begin(ddplaunch_marks, {"ddplaunch_phases": ddplaunch_phases, "ddplaunch_observer": ddplaunch_observer}.get)
     _threads()
     _processes()
@@ -169,14 +167,6 @@ def _signals() -> None:
             signal.signal(number, signal.default_int_handler)
         elif number in (signal.SIGTERM, signal.SIGQUIT) or handler not in (signal.SIG_DFL, signal.SIG_IGN, None):
             signal.signal(number, signal.SIG_DFL)
-
-
-def _faulthandler() -> None:
-    """Enable faulthandler only if asked for; torchrun enables it for itself (``ErrorHandler.initialize``)."""
-    asked = os.environ.get("PYTHONFAULTHANDLER") or sys.flags.dev_mode or "faulthandler" in sys._xoptions
-    faulthandler.disable()
-    if asked:
-        faulthandler.enable()
 
 
 def _threads() -> None:

@@ -10,12 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ddplaunch.machine.processes.process_table import read_stat
-from ddplaunch.machine.processes.stop_processes import signal_at_parents_end
 
 _PR_SET_NAME = 15
 _PR_SET_MM = 35
 _PR_SET_MM_MAP = 14
-_SIGKILL = 9
 #: The fields of /proc/PID/stat with the borders of a process's memory, numbered as in proc(5), in the struct's order.
 _BORDERS = (26, 27, 45, 46, 47, None, 28, 48, 49, 50, 51)
 
@@ -29,13 +27,6 @@ class _MemoryMap(ctypes.Structure):
         ("auxv_size", ctypes.c_uint32),
         ("exe_fd", ctypes.c_uint32),
     )
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when ``parent`` ends; exit at once if it already has. Raises OSError."""
-    signal_at_parents_end(_SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def is_shown_as(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> None:

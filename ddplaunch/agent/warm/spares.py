@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import importlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -18,12 +17,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ddplaunch.agent.rank_site.sitecustomize import PARENT
-from ddplaunch.agent.torch_patches import RankCpus, skip_the_spread, start_ranks_by
-from ddplaunch.agent.warm import fresh, kernel, requests
+from ddplaunch.agent.protocol import receive, send
+from ddplaunch.agent.torch_patches import RankCpus, start_ranks_by
+from ddplaunch.agent.warm import fresh, kernel
 from ddplaunch.agent.warm.requests import Request
 from ddplaunch.agent.warm.why_cold import agent_facts, environ_at_load, why_no_fork, why_not_forked
-from ddplaunch.machine.processes.stop_processes import signal_at_parents_end
 from ddplaunch.machine.software import shadowing_file
 
 Say = Callable[[str], None]
@@ -39,7 +37,7 @@ def prepare(ranks: int, preload: Sequence[str], say: Say, cpus: RankCpus | None 
 
     Must be called before the plug-in does anything else: ranks would share descriptors, threads, signal handlers, hooks
     and ``atexit`` handlers made earlier. No caller may catch BaseException: the spares leave torchrun's frames by one
-    (``fresh.leave``). ``say`` is called with single lines for the user. ``cpus`` binds ranks to CPUs, cold ones too.
+    (``fresh.leave``). ``say`` is called with single lines for the user. ``cpus`` are each rank's CPUs.
     Never raises Exception.
     """
     spares, reason = Spares(say, cpus), why_no_fork(agent_facts())
@@ -52,9 +50,6 @@ def prepare(ranks: int, preload: Sequence[str], say: Say, cpus: RankCpus | None 
         if beside:
             reason = f"`{beside}` beside the script is named like what torchrun imports"
         reason = reason or why_no_fork(agent_facts()) or spares.fork(ranks, seed)
-    skip_the_spread()
-    if cpus:
-        cpus.bind()
     if reason is None:
         start_ranks_by(spares.start)
     else:
@@ -100,9 +95,9 @@ class Spares:
         sys.stderr.flush()
         kernel.flush_c_streams()
         launcher_path = None if getattr(sys.flags, "safe_path", False) else sys.path[0]
-        agent, reason = os.getpid(), None if ranks else "DDPLAUNCH_NPROC is not set"
+        reason = None if ranks else "DDPLAUNCH_NPROC is not set"
         for _ in range(ranks):
-            ours, theirs = socket.socketpair()
+            ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
             try:
                 pid = kernel.fork_on_trial()
             except OSError as exception:
@@ -116,7 +111,7 @@ class Spares:
                     kernel.close_all_but(theirs.fileno())
                 except BaseException:
                     os._exit(1)
-                fresh.leave(lambda channel=theirs: _become_rank(channel, agent, launcher_path, seed))  # type: ignore[misc]
+                fresh.leave(lambda channel=theirs: _become_rank(channel, launcher_path, seed))  # type: ignore[misc]
             theirs.close()
             ours.settimeout(READY_S)
             self._waiting.append((pid, ours))
@@ -135,9 +130,8 @@ class Spares:
         """
         if not self._waiting:
             return cold()
-        request = Request(tuple(args), dict(env), self._cpus.of(env) if self._cpus else None)
-        is_file = len(args) > 2 and Path(request.target).exists()
-        reason = why_not_forked(request, sys.executable, self._at_load, is_file)
+        request = Request(args, env, self._cpus.of(env) if self._cpus else None)
+        reason = why_not_forked(request, sys.executable, self._at_load)
         if reason is None:
             pid, channel = self._waiting.pop(0)
             rank = WarmProcess(args, pid)
@@ -163,23 +157,19 @@ class Spares:
 def _hand_over(channel: socket.socket, request: Request, outputs: Sequence[Any]) -> None:
     """Tell a waiting process which rank to become. Raises OSError if it is gone or does not answer."""
     numbers = [0, *(number if file is None else file.fileno() for number, file in enumerate(outputs, 1))]
-    folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
-    try:
-        with channel:
-            requests.send(channel, request, [*numbers, folder])
-            if not channel.recv(1):
-                raise ConnectionResetError
-    finally:
-        os.close(folder)
+    with channel:
+        send(channel, {"op": "become", "rank": vars(request)}, numbers)
+        if not channel.recv(1):
+            raise ConnectionResetError
 
 
-def _become_rank(channel: socket.socket, agent: int, launcher_path: str | None, seed: int | None) -> fresh.Program:
+def _become_rank(channel: socket.socket, launcher_path: str | None, seed: int | None) -> fresh.Program:
     """Wait until this process is told which rank to become; return the program that runs its script.
 
-    If this process cannot become it, it executes a new interpreter, which keeps the pid.
+    It ends if torchrun ends before. If it cannot become the rank, because there is no script say, it executes a new
+    interpreter, which keeps the pid.
     """
     try:
-        kernel.die_with_parent(agent)
         # an empty environment, so that searches for the run's processes do not take it for a rank
         kernel.is_shown_as("ddplaunch-warm", ["ddplaunch: waits for its rank"], {})
         if launcher_path is not None:
@@ -188,23 +178,23 @@ def _become_rank(channel: socket.socket, agent: int, launcher_path: str | None, 
         sys.path_importer_cache.clear()
         fresh.leave_libraries_alone()
         gc.freeze()  # a collection writes to every object, and would copy the shared pages into each rank
-        request, descriptors = requests.receive(channel)
+        message, descriptors = receive(channel)
+        if message is None:  # torchrun has ended
+            os._exit(1)
+        request = Request(**message["rank"])
         # before the answer: the guard reads the command line once it is told of the rank, and recognises forks by it
         kernel.is_shown_as(Path(request.args[0]).name, request.args, request.environ)
         channel.sendall(b"+")
     except BaseException:
         os._exit(1)
     try:
-        signal_at_parents_end(signal.SIGTERM if PARENT in request.environ else 0)
         channel.close()
-        for number, descriptor in enumerate(descriptors[:3]):
+        for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)
-        os.fchdir(descriptors[3])
-        for descriptor in descriptors:
             os.close(descriptor)
         program = fresh.become(request, seed)
     except Exception:
-        os.execve(request.args[0], request.args, request.environ)
+        os.execve(request.args[0], list(request.args), request.environ)
     return program
 
 

@@ -51,16 +51,13 @@ def why_no_fork(facts: AgentFacts) -> str | None:
     return next((reason for applies, reason in checks if applies), None)
 
 
-def why_not_forked(request: Request, python: str, at_load: Mapping[str, str], target_is_file: bool) -> str | None:
+def why_not_forked(request: Request, python: str, at_load: Mapping[str, str]) -> str | None:
     """Return why this rank cannot be forked, None if it can.
 
-    ``at_load`` is the environment with which torchrun's process was started, ``target_is_file`` whether the script
-    exists; if not, a cold start lets Python itself report it.
+    ``at_load`` is the environment with which torchrun's process was started.
     """
     if not is_python_command(request.args, python):
         return f"`{request.args[0]}` is not the interpreter that runs torchrun ({python})"
-    if not request.is_module and not target_is_file:
-        return f"{request.target} is no file"
     environ = dict(request.environ)
     restore(environ)  # a forked rank does not need ddplaunch's folder in PYTHONPATH
     places = next((name for name in _PLACES if environ.get(name, "false").lower() not in ("", "false")), None)
