@@ -43,7 +43,6 @@ class Answer:
     fits: bool
     screen: str = ""
     likely: bool = False
-    rival: bool = False
 
     @property
     def wrong(self) -> bool:
@@ -124,7 +123,6 @@ def compared(fault: Fault, found: dict[str, Any], status: int, said: str) -> Ans
         len(screen) <= LINES and max(map(len, screen), default=0) <= COLUMNS,
         "\n".join(screen),
         found.get("certainty") == "likely",
-        (found.get("rival") or {}).get("code") in fault.codes,
     )
 
 

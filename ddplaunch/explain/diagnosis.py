@@ -123,20 +123,11 @@ class UserCall:
 
 
 @dataclass(frozen=True)
-class Rival:
-    """What a log supports besides its diagnosis: another ``code``, or "none" if ``evidence`` shows later work."""
-
-    code: str
-    what: str
-    evidence: Evidence
-
-
-@dataclass(frozen=True)
 class Diagnosis:
     """A root cause. ``rank`` is global; None if several ranks show the cause, or if it is no rank's or unknown.
 
     ``what`` is one line, understandable alone; ``why`` is the mechanism; each of ``fixes`` can be done, best first.
-    ``calls`` led to the failure, outermost first, on one rank if several failed. ``rival`` is less likely.
+    ``calls`` led to the failure, outermost first, on one rank if several failed.
     """
 
     code: str
@@ -149,7 +140,6 @@ class Diagnosis:
     evidence: tuple[Evidence, ...] = ()
     exception: Raised | None = None
     calls: tuple[UserCall, ...] = ()
-    rival: Rival | None = None
 
     def is_like(self, other: Diagnosis | None) -> bool:
         """Return whether both are the same failure: same code and exception, or else same code, rank and text.

@@ -92,7 +92,7 @@ def _echoes(cause: RootCause) -> tuple[Echo, ...]:
         if hit.signature.kind != "noise"
     ]
     for loser in cause.losers:
-        if loser.code == cause.code or loser is cause.rival or (loser.fate != "fatal" and loser.reason not in FOLLOWED):
+        if loser.code == cause.code or (loser.fate != "fatal" and loser.reason not in FOLLOWED):
             continue  # nothing made it follow: a rank only quoted it, or printed it before its own exception
         entries.append((loser.line, loser.speaker, loser.words))
     groups: dict[tuple[str, int | None, str | None], list[Evidence]] = {}

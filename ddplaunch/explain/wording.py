@@ -16,7 +16,7 @@ from ddplaunch.explain.decide.recorded import (
     memory_limit,
     xid,
 )
-from ddplaunch.explain.diagnosis import Diagnosis, Raised, RankEnd, Rival, RunFacts, line_of
+from ddplaunch.explain.diagnosis import Diagnosis, Raised, RankEnd, RunFacts, line_of
 from ddplaunch.explain.read.lines import Line, reason_text
 from ddplaunch.explain.read.scan import matcher, notes_below
 from ddplaunch.explain.read.trailer import closes_badly, status_text
@@ -95,7 +95,6 @@ def worded(cause: RootCause) -> Diagnosis:
         tuple(dict.fromkeys(line.evidence for line in (*cause.lines, *said))),
         raised,
         cause.calls,
-        _rival(cause),
     )
 
 
@@ -115,14 +114,6 @@ def _at_exit(cause: RootCause, end: RankEnd) -> dict[str, str]:
     in_group = end.through == "group"
     still = "; its process group still existed" if in_group else ""
     return {"who": _who(cause, "the ranks"), "still": still} | ({"in_group": ""} if in_group else {})
-
-
-def _rival(cause: RootCause) -> Rival | None:
-    """Return what else may have ended the run, or None if nothing supports it."""
-    if isinstance(cause.rival, Line):
-        return Rival("none", "it ended nothing, and the work went on", cause.rival.evidence)
-    other = cause.rival
-    return None if other is None else Rival(other.code, other.words, other.line.evidence)
 
 
 def _words(cause: RootCause) -> Words:

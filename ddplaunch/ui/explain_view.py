@@ -34,9 +34,6 @@ def explanation_text(explanation: Explanation, names: str, terminal: Terminal, r
         file = f"{record}/{line.file}" if record and line.line else line.file
         place = f"{file}:{line.line}" if line.line else file
         story += terminal.lines(f"{place}: {line.text}", "  evidence: ")
-    if (rival := diagnosis.rival) is not None:
-        place = f"{rival.evidence.file}:{rival.evidence.line}"
-        story += terminal.lines(f"{rival.code}: {rival.what} ({place})", "  less likely: ")
     story += followed_lines(explanation.cascade, terminal)
     likely = " (likely)" if diagnosis.certainty == "likely" else ""
     finding = as_finding(replace(diagnosis, what=diagnosis.what + likely, evidence=()), None, _FIXES)

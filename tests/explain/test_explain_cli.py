@@ -114,7 +114,7 @@ def test_the_newest_run_a_run_id_and_its_end(folder: Path, call: Call) -> None: 
 def test_what_was_found_at_the_end_of_a_run_is_kept(folder: Path, call: Call) -> None:  # noqa: F811
     found = {
         "code": "host-out-of-memory", "certainty": "observed", "rank": 1, "host": "node-7", "evidence": [],
-        "what": "memory", "why": "full", "fixes": ["less"], "exception": None, "calls": [], "rival": None,
+        "what": "memory", "why": "full", "fixes": ["less"], "exception": None, "calls": [],
     }  # fmt: skip
     attempt: dict[str, Any] = {
         "attempt": 0,
@@ -137,7 +137,7 @@ def test_of_several_nodes_the_one_that_knows_more_is_believed(folder: Path, call
     assert json.loads(call("explain", "--json").out)["diagnosis"] is None, "what the only node found stands"
     found = {
         "code": "host-out-of-memory", "certainty": "observed", "rank": 5, "host": "b", "evidence": [], "what": "memory",
-        "why": "full", "fixes": ["less"], "exception": None, "calls": [], "rival": None,
+        "why": "full", "fixes": ["less"], "exception": None, "calls": [],
     }  # fmt: skip
     (run / "node-1").mkdir()
     (run / "node-1" / "outcome.json").write_text(

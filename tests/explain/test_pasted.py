@@ -554,9 +554,9 @@ def test_ctrl_c_behind_a_bar_of_a_later_epoch() -> None:
     assert diagnosed(bar + graceful + "Saving latest checkpoint...\n").code == "terminated"
 
 
-def test_what_spawn_raises_again_is_no_rival() -> None:
+def test_what_spawn_raises_again_is_observed() -> None:
     log = next(each.log for each in logs("twenty_ninth") if each.name.endswith("/detectron_coco_annotations_gone"))
-    assert "Exception: \n" in log and diagnosed(log).rival is None
+    assert "Exception: \n" in log and diagnosed(log).certainty == "observed"
 
 
 def test_what_programs_say_in_other_languages() -> None:

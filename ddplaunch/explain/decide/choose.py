@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from ddplaunch.explain.decide import recorded
 from ddplaunch.explain.decide.collectives import Left, Waited, first_never_done, mismatch, waited_in
-from ddplaunch.explain.decide.fate import ABORTS, BARE, OUTSIDE, Case, Failure, of_peers, with_fates
-from ddplaunch.explain.decide.work import CHATTER, COUNT, PROGRESS, Work, ended_well, unfinished_report
+from ddplaunch.explain.decide.fate import BARE, OUTSIDE, Case, Failure, of_peers, with_fates
+from ddplaunch.explain.decide.work import CHATTER, COUNT, PROGRESS, ended_well, unfinished_report
 from ddplaunch.explain.diagnosis import NOTHING_KNOWN, Certainty, RunFacts, UserCall
 from ddplaunch.explain.read.lines import Line, names_exception
 from ddplaunch.explain.read.scan import Hit, Scanned
@@ -163,9 +163,7 @@ class RootCause:
     record. ``outside``: a message of the kernel or the cgroup, which is in no log. ``witness``: the exception of a
     survivor, if nothing else is known. ``dumped``: the user's calls that the rank was in, from the stack that
     faulthandler printed below the cause. ``left``: the ranks that left early. ``cut``: the line where the report of an
-    uncaught exception is cut off. ``doubtful``: the log does not decide, maybe because of a ``rival``: another cause,
-    or a line that shows that the work continued.
-    """
+    uncaught exception is cut off."""
 
     code: str
     case: Case
@@ -180,8 +178,6 @@ class RootCause:
     dumped: tuple[UserCall, ...] = ()
     left: Left | None = None
     cut: Line | None = None
-    rival: Failure | Line | None = None
-    doubtful: bool = False
 
     @property
     def losers(self) -> list[Failure]:
@@ -194,10 +190,19 @@ class RootCause:
         if self.code == "unknown":
             return "unknown"
         if self.candidate is not None:
-            guessed = self.candidate.is_hint
-            return "likely" if guessed or self.doubtful else "observed"
+            return "likely" if self.candidate.is_hint or self._may_follow else "observed"
         bare_exit = not self.told and self.outside is None
         return "likely" if bare_exit and self.code in BARE else "observed"
+
+    @property
+    def _may_follow(self) -> bool:
+        """Whether the candidate may be a consequence: by a log alone, waiting ranks print the same."""
+        if self.candidate is None or self.case.facts.ranks or self.code not in _SHARED:
+            return False
+        standing = self.candidate.standing
+        if self.code in BARE:
+            return standing != Tier.CAUSE
+        return standing >= Tier.SYMPTOM and self.rank is None and self.mismatched is None
 
     @property
     def lines(self) -> tuple[Line, ...]:
@@ -260,15 +265,14 @@ def choose(scanned: Scanned, facts: RunFacts = NOTHING_KNOWN) -> tuple[RootCause
 
 def _chosen(case: Case) -> RootCause | None:
     """Return the first that applies: a rank that left early, the best failure, an exit, a report of an exit."""
-    scanned, facts, candidates = case.scanned, case.facts, case.failures
+    scanned, candidates = case.scanned, case.failures
     if (early := _left_early(case)) is not None:
         return early
-    ended = unexplained(scanned.exits, recorded.end_times(facts), case.complaining) if case.failed else None
+    ended = unexplained(scanned.exits, recorded.end_times(case.facts), case.complaining) if case.failed else None
     if candidates and not _exit_explains(ended, candidates[0]):
         if candidates[0].survivor:
             return RootCause("unknown", case._replace(failures=()), witness=candidates[0])
-        cause = _of_failure(case)
-        return cause if facts.ranks else _weighed(cause, candidates, case.work)
+        return _of_failure(case)
     if ended is not None:
         echo_places = {hit.line.at for hit in case.echoes}
         own_words = [line for line in scanned.lines if line.at not in echo_places]
@@ -289,29 +293,6 @@ def passed_over(case: Case) -> Failure | None:
     survived = (failure for failure in case.failures if failure.fate == "survived" and failure.tier <= Tier.GENERAL)
     ends = (failure for failure in survived if not (failure.logged or failure.survivor or failure.quoted))
     return max(ends, key=lambda failure: failure.line.at, default=None)
-
-
-def _weighed(cause: RootCause, candidates: Sequence[Failure], work: Work) -> RootCause:
-    """Return a cause that is not from a record, with the evidence against it: another failure, or a later step.
-
-    The latter does not count for shared causes: ranks that wait for another one print the same, and make steps until
-    then.
-    """
-    best, shared = candidates[0], cause.code in _SHARED
-    others = (failure for failure in candidates[1:] if failure.code != cause.code and _is_rival(failure))
-    rival = next(others, None) or (None if shared else work.reports_a_step(best.line))
-    if cause.code in BARE:
-        is_sure = best.standing == Tier.CAUSE
-    else:
-        is_sure = best.standing < Tier.SYMPTOM or cause.rank is not None or cause.mismatched is not None
-    return replace(cause, rival=rival, doubtful=rival is not None or (shared and not is_sure))
-
-
-def _is_rival(failure: Failure) -> bool:
-    """Return whether the failure may be the cause too; an end without a reason may only be its consequence."""
-    least = Tier.UNCERTAIN if failure.is_known else Tier.GENERAL
-    says_less = failure.code in BARE | ABORTS or failure.logged or failure.survivor or failure.is_hint
-    return failure.fate == "fatal" and failure.tier <= least and not says_less
 
 
 def _left_early(case: Case) -> RootCause | None:
