@@ -52,7 +52,8 @@ from tests.source import PACKAGE, nodes
 #: Private names of Python's own library; what they are for is said where they are used.
 PYTHONS = {"_bootstrap", "_children", "_counter", "_current_process", "_fd", "_fixup_main_from_path", "_getframe"}
 PYTHONS |= {"_initializing", "_parent_process", "_pid", "_process_counter", "_resource_tracker"}
-PYTHONS |= {"_replace", "_run_module_as_main", "_set_native_id", "_startTime", "_xoptions"}
+PYTHONS |= {"_replace", "_run_module_as_main", "_set_native_id", "_startTime"}
+PYTHONS |= {"_exitfunc", "_registered_with_atexit"}  # of `weakref.finalize`
 #: Modules of torch that are looked up where somebody has imported them, and parts of the names in the list.
 LOOKED_UP = {"_C", "_distributed_c10d", "_dynamo"}
 LONG_S = 300.0  # no test waits for it
