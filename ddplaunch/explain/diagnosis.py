@@ -113,7 +113,7 @@ class Raised:
 class UserCall:
     """A call in the user's code on the way to a failure, with the text of its line if known.
 
-    It is followed by ``folded`` calls in ``library``.
+    It is followed by ``folded`` calls in libraries, of which ``library`` was called first.
     """
 
     place: str  # "train.py:31 in main"
@@ -256,7 +256,6 @@ def user_calls(frames: Sequence[Frame], sources: Sequence[str]) -> tuple[UserCal
             calls.append(UserCall(frame.place, source[:_SOURCE]))
         elif calls:
             package, last = _PACKAGE.search(frame.file), calls[-1]
-            libraries = [] if last.library in ("", "Python") else last.library.split(", ")
-            names = dict.fromkeys([*libraries, *([package[1]] if package else [])])
-            calls[-1] = replace(last, folded=last.folded + 1, library=", ".join(names) or "Python")
+            library = package[1] if package and last.library in ("", "Python") else last.library or "Python"
+            calls[-1] = replace(last, folded=last.folded + 1, library=library)
     return tuple(calls[-_MOST_CALLS:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from ddplaunch.explain.decide.choose import RootCause, choose, passed_over
 from ddplaunch.explain.decide.fate import FOLLOWED, Case, Failure
@@ -45,7 +46,7 @@ def _named(failure: Failure) -> str:
     return f"{failure.line.file}:{failure.line.number} {failure.code}{who}"
 
 
-_MOST_KINDS, _MOST_ECHOES = 12, 16_384
+_MOST_ECHOES = 16_384
 
 
 def explain_texts(
@@ -98,6 +99,5 @@ def _echoes(cause: RootCause) -> tuple[Echo, ...]:
     groups: dict[tuple[str, int | None, str | None], list[Evidence]] = {}
     for line, speaker, what in sorted(entries, key=lambda entry: entry[0].at):
         groups.setdefault((what, speaker.rank, speaker.host), []).append(line.evidence)
-    kinds = list(dict.fromkeys(what for what, _, _ in groups))[:_MOST_KINDS]
-    shown_groups = [group for group in groups.items() if group[0][0] in kinds][:_MOST_ECHOES]
-    return tuple(Echo(what, rank, host, lines[0], len(lines)) for (what, rank, host), lines in shown_groups)
+    echoes = (Echo(what, rank, host, lines[0], len(lines)) for (what, rank, host), lines in groups.items())
+    return tuple(islice(echoes, _MOST_ECHOES))

@@ -81,19 +81,11 @@ class Signature:
 #: A field of a template, filled by a group of the pattern.
 FIELD = re.compile(r"\{(\w+)\}")
 _BYTES = re.compile(r"(\d{4,18}) ?bytes")
-_BUS = re.compile(r"([0-9a-f]*)([0-9a-f]{2})([0-9a-f]{2})([0-9a-f])")
 
 
 def readable(groups: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the groups in readable form: sizes in units, without the frame that rich draws around an error.
-
-    NCCL omits the colons and dots of a PCI device's address, which `lspci` writes: ``busIdToInt64`` in
-    https://github.com/NVIDIA/nccl/blob/master/src/misc/utils.cc
-    """
+    """Return the groups in readable form: sizes in units, without the frame that rich draws around an error."""
     shown = dict(groups)
-    if match := _BUS.fullmatch(groups.get("bus", "").zfill(6)):
-        domain, bus, device, function = match.groups()
-        shown["bus"] = f"{domain.lstrip('0') and f'{domain}:'}{bus}:{device}.{function}"
     if match := _BYTES.fullmatch(groups.get("size", "")):
         shown["size"] = size_text(int(match[1]))
     if "line" in groups:

@@ -245,12 +245,6 @@ def test_steps_behind_the_stamps_of_glog_show_that_a_restart_came_through() -> N
     assert explained(error + "I0714 05:22:02 g01 rank 0 | resumed step_3000\n" + steps).diagnosis is None
 
 
-def test_services_that_compose_stops_have_not_failed() -> None:
-    over = "trainer-1 exited with code 0\nAborting on container exit...\n"
-    assert explained(STEPS + over + "carla-1-1 exited with code 137\n").diagnosis is None
-    assert diagnosed(STEPS + "trainer-1 exited with code 137\nAborting on container exit...\n").code == "killed"
-
-
 def test_columns_of_compose_name_services_without_numbers() -> None:
     oom = "ERROR 08-28 15:50:31 [core.py:700] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB.\n"
     lines = ["trainer  | loss 0.3\n"] * 4 + [f"vllm     | {oom}"]

@@ -140,8 +140,10 @@ def test_keeps_its_word(signature: Signature) -> None:
 @pytest.mark.parametrize("words", [pytest.param(each, id=each.name) for each in all_words() if each.example])
 def test_words_for_a_message_are_found_by_it(words: Signature) -> None:
     assert idle(words, [words.example]) == []
-    ((same, groups),) = words_for("RuntimeError", words.example)
-    filled_by_stacks = {"line"} if words.name.startswith("kept-") else set()
+    (same, groups), *others = words_for("RuntimeError", words.example)
+    of_stacks = " of a rank, state " in words.example
+    assert not others or of_stacks, "only of what keeps a rank the first counts"
+    filled_by_stacks = {"line", "pid", "reads", "place"} if of_stacks else set()
     assert same is words and {*groups, *filled_by_stacks} >= set().union(*map(fields, words.fixes))
 
 

@@ -390,39 +390,19 @@ def older_than_the_exception_that_ended_its_rank(case: Case) -> Holds:
     return holds
 
 
-def _unsigned(failure: Failure) -> bool:
-    return failure.speaker.rank is None and failure.raised is None and not _of_others(failure)
-
-
-def _places_of_failures(case: Case) -> tuple[list[int], list[int]]:
-    """Return the positions of exceptions that ended ranks, and of what waited for a rank that had already failed."""
+def told_beside_the_failure(case: Case) -> Holds:
+    """No rank signs it, and it follows a failure or an exit, or only reports an exception or a shell's error."""
     fatal = [failure for failure in case.failures if failure.fate == "fatal"]
     raised = [failure for failure in fatal if failure.raised is not None and failure.tier <= Tier.UNCERTAIN]
-    whole = [failure.line.at for failure in raised if not failure.bare or failure.tier <= Tier.GENERAL]
-    return whole, [failure.line.at for failure in fatal if failure.tier == Tier.SYMPTOM]
-
-
-def after_the_failure(case: Case) -> Holds:
-    """It carries no rank's prefix and comes after a failure that says more."""
-    raised, waits = _places_of_failures(case)
-    first = min((*raised, *waits), default=math.inf)
-    return lambda failure: _unsigned(failure) and failure.line.at > first and failure.signature.kind != "at-start"
-
-
-def of_something_else(case: Case) -> Holds:
-    """It carries no rank's prefix, and comes after an exit, or before an exception with which it is not connected.
-
-    That is: it only reports an exception or a shell's error, or steps came in between.
-    """
-    raised, waits = _places_of_failures(case)
+    places = [failure.line.at for failure in raised if not failure.bare or failure.tier <= Tier.GENERAL]
+    waits = [failure.line.at for failure in fatal if failure.tier == Tier.SYMPTOM]
     exits = [end.line.at for end in case.scanned.exits if not end.by_agent]
-    over, last = min((*raised, *waits, *exits), default=math.inf), max(raised, default=-1)
+    first = min((*places, *waits, *exits), default=math.inf)
 
     def holds(failure: Failure) -> bool:
-        step = case.work.reports_a_step(failure.line)
+        unsigned = failure.speaker.rank is None and failure.raised is None and not _of_others(failure)
         told = _COMPLAINS.match(failure.line.text) or _CAUGHT.match(failure.line.text)
-        unconnected = told is not None or (step is not None and step.at < last)
-        return _unsigned(failure) and (failure.line.at > over or (failure.line.at < last and unconnected))
+        return unsigned and (failure.line.at > first or (bool(places) and told is not None))
 
     return holds
 
@@ -492,8 +472,7 @@ RULES: tuple[tuple[Fate, Callable[[Case], Holds]], ...] = (
     ("doubtful", at_start_and_started),
     ("doubtful", stopped_by_the_launcher),
     ("doubtful", older_than_the_exception_that_ended_its_rank),
-    ("echo", after_the_failure),
-    ("doubtful", of_something_else),
+    ("doubtful", told_beside_the_failure),
     ("echo", explained_by_another),
     ("echo", named_beside),
     ("echo", after_an_end_from_outside),

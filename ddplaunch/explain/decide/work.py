@@ -6,7 +6,6 @@ import bisect
 import re
 from collections import Counter
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import NamedTuple
 
 from ddplaunch.explain.diagnosis import RunFacts
@@ -52,8 +51,6 @@ _STEP = re.compile(
     rf"(?i)(?:(?<![-/])\b(?:epoch|step|it(?:er(?:ation)?)?|batch|episode|rollout|trial|fold|task|attempt|{_FOREIGN})s?\b"
     r"(?:\(\w+\))?\W{0,6}|第 ?(?=\d+ ?[轮步])|\[ *(?=\d+/\d{3,}\]))(\d+(?:\.\d+)?)"
 )
-#: Bars, exceptions and ends that contain a count but are not reports of steps.
-_NO_REPORT = re.compile(r"(?i)%\||(?:error|exception|warning|errored|failed|exit(?:ed)?)\b")
 _COUNTS = re.compile(r"\s+\[?\d+/\d+\]?\s")
 _PART = re.compile(r"(\d+)\s?/\s?(\d+)")
 #: Lines that libraries, launchers and shells print in any run.
@@ -76,7 +73,6 @@ _DUMPED = re.compile(
 _SUMS_UP = frozenset(("launcher-summary", "told-elsewhere", "nccl-watchdog-abort"))
 _CLOSING, _WORK = 2, 3  # last lines that may report a failure; steps of a training that got going
 _ENDS = 15  # last lines of a file that may say how it ended
-_PLACE = attrgetter("at")
 GOES_ON = 3  # lines of a program that continued after an error it announced
 
 
@@ -184,31 +180,32 @@ def stops_short(lines: Sequence[Line]) -> Line | None:
 class _Rest(NamedTuple):
     """How many reports of progress, and how many different steps, follow each line of a file that says something.
 
-    ``places`` are the positions of these lines, ``reports`` the reports of steps. ``passed`` and ``done`` are the last
-    lines near the end that say that tests passed or a job is over, and that the work is done; -1 for none.
+    ``places`` are the positions of these lines. ``passed`` and ``done`` are the last lines near the end that say that
+    tests passed or a job is over, and that the work is done, ``again`` the last that says that it was resumed; -1 for
+    none.
     """
 
     places: list[int]
     progress: list[int]
     steps: list[int]
-    reports: list[Line]
     passed: int
     done: int
+    again: int
 
 
 def _rest(lines: Sequence[Line]) -> _Rest:
     progress, steps, steps_seen = [0], [0], set[str]()
-    reports: list[Line] = []
     for line in reversed(lines):
         reported, step = bool(PROGRESS.search(line.text)), " ".join(_STEP.findall(line.text))
         steps_seen |= {step} if step else set()
         progress.append(progress[-1] + reported)
         steps.append(len(steps_seen))
-        if reported and step and not _NO_REPORT.search(line.text):
-            reports.append(line)
     last = range(max(0, len(lines) - _ENDS), len(lines))
-    ends = (max((at for at in last if pattern.search(lines[at].text)), default=-1) for pattern in (_OVER, _DONE))
-    return _Rest([line.at for line in lines], progress[::-1], steps[::-1], reports[::-1], *ends)
+    passed, done = (
+        max((at for at in last if pattern.search(lines[at].text)), default=-1) for pattern in (_OVER, _DONE)
+    )
+    again = next((line.at for line in reversed(lines) if _AGAIN.search(line.text)), -1)
+    return _Rest([line.at for line in lines], progress[::-1], steps[::-1], passed, done, again)
 
 
 class Work:
@@ -221,7 +218,6 @@ class Work:
             if counts and says_something(line.text):
                 self._files.setdefault(line.file, []).append(line)
         self._rests: dict[str, _Rest] = {}
-        self._again: dict[str, int] = {}
 
     def _after(self, line: Line) -> tuple[_Rest, int]:
         """Return what is known of the file of ``line``, and how many of its lines are not after ``line``."""
@@ -247,15 +243,6 @@ class Work:
         is_over = rest.done >= at and (begun or not uncaught)
         return is_over or steps >= 2 or progress >= (1 if announced else 4)
 
-    def reports_a_step(self, line: Line) -> Line | None:
-        """Return the first report of a step after ``line`` in its log, by the same rank if ``line`` names one; or None.
-
-        Bars do not count: a bar may be drawn once more after a failure.
-        """
-        reports = self._after(line)[0].reports
-        below = range(bisect.bisect_right(reports, line.at, key=_PLACE), len(reports))
-        return next((reports[at] for at in below if line.speaker.rank in (None, reports[at].speaker.rank)), None)
-
     def reported_after(self, line: Line) -> tuple[int, int]:
         """Return how many reports of progress, and how many different steps, follow ``line`` in the same log."""
         rest, at = self._after(line)
@@ -268,7 +255,4 @@ class Work:
 
     def began_again(self, line: Line) -> bool:
         """Return whether a line after ``line`` says that the work was resumed."""
-        if line.file not in self._again:
-            lines = self._files.get(line.file, [])
-            self._again[line.file] = max((later.at for later in lines if _AGAIN.search(later.text)), default=-1)
-        return self._again[line.file] > line.at
+        return self._after(line)[0].again > line.at

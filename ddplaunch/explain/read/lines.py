@@ -162,13 +162,10 @@ def numbered_lines(sources: Sequence[LogSource]) -> Iterator[tuple[LogSource, li
 
 
 _MOST_EQUAL = 100  # identical lines in a row; more of them add nothing
-_WIDE = (b"\xff\xfe", b"\xfe\xff")
 
 
 def _numbered(data: bytes, first: int) -> list[Numbered]:
-    wide = data[:2] in _WIDE and data.count(b"\0", 0, 400) > 100  # written by PowerShell
-    encoding = "utf-16" if wide and first == 1 else "utf-8"
-    lines = data.decode(encoding, "replace").split("\n")
+    lines = data.decode("utf-8", "replace").split("\n")
     numbered = enumerate(lines if lines[-1] else lines[:-1], start=first)
     return [entry for _, equal in groupby(numbered, itemgetter(1)) for entry in islice(equal, _MOST_EQUAL)]
 

@@ -32,19 +32,10 @@ _CRASHED = re.compile(  # Composer
 _OF_LAUNCHERS, _EXITS = patterns("exits-of-launchers"), patterns("exits")
 _HOW = {"segmentation fault": 11, "killed": 9, "aborted": 6, "abort": 6, "bus error": 7, "terminated": 15,
         "out of memory": 9, "floating point exception": 8, "illegal hardware instruction": 4}  # fmt: skip
-#: What srun and docker compose print before they end the remaining processes, finally by SIGKILL.
-_STEP_ENDED = re.compile(
-    r"Aborting on container exit|Gracefully [Ss]topping"
-    r"|srun: (?:Terminating (?:StepId|job step)|(?:error: )?Job step aborted|forcing job)"
-)
-_BY_THEM, _ENDED_SO = re.compile(r"srun: error: |[\w.-]+ exited with code "), (-9, 137, 143)
-#: Open MPI, whose exit code is on the next line.
-_NAMED = re.compile(r"(?:Process name: +\[\[\d+,\d+\],|MPI_ABORT was invoked on rank )(\d+)")
-_NEXT = re.compile(r"^\s*(?:Exit code: +|with errorcode )(?P<code>\d+)\.?\s*$")
 #: Each line that reports an exit contains one of these.
 _TRIGGERS = (
     *(text for name in ("read-exits-of-launchers", "read-exits") for text in named(name).needed),
-    *("Unable to shutdown", "MPI_ABORT", "Process name:", "Exit code: ", "errorcode"),
+    "Unable to shutdown",
 )
 
 
@@ -100,10 +91,8 @@ class Trailer:
     def __init__(self) -> None:
         self.exits: list[RankExit] = []
         self._forced: set[int] = set()
-        self._named: int | None = None
         self._entries: dict[Speaker, Speaker] = {}  # for each printing speaker: the entry's rank
         self.failed_summary: Line | None = None
-        self._step_ended: Line | None = None
 
     def feed(self, line: Line) -> Line:
         """Process a line and return it; in a summary, with the rank of the entry as its speaker."""
@@ -114,8 +103,6 @@ class Trailer:
         text = line.text
         if any(trigger in text for trigger in _TRIGGERS) and (rank_exit := self._exit(line)) and rank_exit.code:
             self.exits.append(rank_exit)
-        if self._step_ended is None and _STEP_ENDED.match(text):
-            self._step_ended = line
         if text.endswith(" FAILED") and text.count(" ") == 1:
             self.failed_summary = self.failed_summary or line
         return line
@@ -143,12 +130,6 @@ class Trailer:
         if match := _FORCED.search(line.text):
             self._forced.add(int(match[1]))
             return None
-        if match := _NAMED.search(line.text):
-            self._named = int(match[1])
-            return None
-        if self._named is not None and (match := _NEXT.match(line.text)):
-            rank, self._named = self._named, None
-            return replace(_told(match, line), rank=rank)
         patterns = (*_OF_LAUNCHERS, *_EXITS) if line.speaker.rank is None else _EXITS
         first = next((match for pattern in patterns if (match := pattern.search(line.text))), None)
         return None if first is None else _told(first, line)
@@ -163,9 +144,7 @@ class Trailer:
         for rank_exit in self.exits:
             entry = next((entries[key] for key in _keys(rank_exit) if key in entries), rank_exit)
             rank = entry.rank if rank_exit.rank is None else rank_exit.rank
-            is_late = self._step_ended is not None and rank_exit.line.at > self._step_ended.at
-            killed = is_late and rank_exit.code in _ENDED_SO and _BY_THEM.match(rank_exit.line.text) is not None
-            by_agent = killed or _by_agent(rank_exit, self._forced, failed)
+            by_agent = _by_agent(rank_exit, self._forced, failed)
             result.append(replace(rank_exit, rank=rank, host=rank_exit.host or entry.host, by_agent=by_agent))
         return result
 

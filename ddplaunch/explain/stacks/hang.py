@@ -27,7 +27,6 @@ from ddplaunch.explain.stacks.parse import (
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import duration_text, ranks_text
 
-_FILES = re.compile(r"nfs|rpc_|fuse|ceph|lustre|gpfs|cifs|smb|p9_|io_schedule|folio_wait|wait_on_page|jbd2|xfs_|ext4_")
 _WAITED, _FILE_OF = re.compile(r"\brank (\d+) (?:waited )?in "), re.compile(r"/rank-(\d+)\.")
 _THREADS = 2  # ended threads or processes that are named
 #: Said of a process that multiprocessing started, if it failed while it imported the script.
@@ -222,25 +221,14 @@ def _reasons(late_groups: Sequence[RankGroup], busy: Mapping[int, float]) -> tup
 def _reason(group: RankGroup, busy: Mapping[int, float]) -> tuple[str, str]:
     """Return what keeps the ranks of ``group`` at their place, and the fix; ``busy`` is as in `NoProgress`."""
     stack, kind, kernel = group.stacks[0], group.place.kind, group.stacks[0].kernel
-    share, program = busy.get(stack.rank), waits_for_program(stack)
-    computes = share is not None or stack.state == "R"
-    waits = "sk_wait" if stack.reads else kernel  # from a socket, in whatever function
-    cases = (
-        (stack.state in ("T", "t"), "kept-stopped"),
-        (stack.state == "D" or _FILES.search(kernel), "kept-by-files"),
-        (kind == "gpu", "kept-by-gpu"),  # some wait by spinning
-        (computes, "kept-by-a-program-that-computes" if program else "computes"),
-        (kind == "loader", "kept-by-workers"),
-        ("nanosleep" in kernel, "sleeps"),
-        (is_through(stack), "kept-at-its-end"),
-        (stack.reads and not stack.reads.startswith("socket:"), "kept-by-a-file"),
-        (program, "kept-by-a-program"),
-        *((True, words.name) for words, _ in words_for("", f"in the kernel: {waits}")),
-        ("futex" in kernel, "kept-by-a-lock"),
-        (kind == "own" and group.place.path, "kept-by-something"),
+    share = busy.get(stack.rank)
+    is_busy = share is not None or stack.state == "R"
+    text = (
+        f"{kind} of a rank, state {stack.state},{' busy' * is_busy}{' with a program' * waits_for_program(stack)}"
+        f"{' at its end' * is_through(stack)} reads {stack.reads or '-'} in the kernel: {kernel}"
     )
-    name = next((name for holds, name in cases if holds), None)
-    if name is None:
+    name = next((words.name for words, _ in words_for("", text)), "")
+    if not name:
         return "", ""
     alike = [each.rank for each in group.stacks if "nanosleep" in each.kernel or name != "sleeps"]
     known = {
