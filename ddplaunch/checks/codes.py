@@ -231,7 +231,8 @@ sampler-epoch-not-set: Every epoch takes the samples in the same order
     `sampler.set_epoch(epoch)`.
 gradients-not-averaged: Ranks share a process group, but nothing averages their gradients
     Each rank then trains its own model on its part of the samples, and the losses drift apart. Reported if nothing goes
-    through the process group in the ranks' first steps. Remedy: `DistributedDataParallel(model)`.
+    through the process group in the ranks' first steps, and by `prove` if gradients differ between ranks at a step.
+    Remedy: `DistributedDataParallel(model)`.
 replicas-differ: The parameters of the model are not the same on all ranks
     DistributedDataParallel copies rank 0's parameters to all ranks when it wraps a model, and only averages gradients
     from then on. If one rank alone loads, initialises or multiplies parameters after that, the ranks train different
@@ -327,28 +328,31 @@ batch-not-taken: The script does not take its batch size from outside, or trains
 
 _PROVED = """
 gradients-summed: The gradients of a step are the sum over ranks, not the mean
-    `prove` compares what the optimizer takes with the ranks' own gradients. Remedy: divide by the world size after an
-    all-reduce of the script's own.
+    `prove` compares the gradients that the optimizer takes with the ranks' own. Remedy: if the script itself calls
+    `all_reduce`, divide by the world size after it.
 gradients-divided-twice: The gradients of a step are divided by the world size twice
-    DistributedDataParallel divides, and the loss or the gradients are divided once more. Remedy: divide once.
-gradients-not-divided: The gradients of accumulated backward passes are summed
-    `prove` compares the loss with what `backward` is called on. Remedy: divide the loss by the number of backward
-    passes before a step.
+    DistributedDataParallel already divides, and the script divides the loss or the gradients again. Remedy: remove the
+    script's division.
+gradients-not-divided: The gradients of accumulated backward passes are summed, not averaged
+    `prove` compares the loss with the value on which `backward` is called. Remedy: divide the loss by the number of
+    backward passes before a step.
 gradients-not-cleared: A step uses the gradients of earlier steps again
-    Backward passes add to `.grad`. Remedy: `optimizer.zero_grad()` after each step.
+    Backward passes add to `.grad`, which keeps its value until it is cleared. Remedy: `optimizer.zero_grad()` after
+    each step.
 gradients-cleared-early: Gradients are cleared between a backward pass and the step
-    What the pass computed is lost. Remedy: `optimizer.zero_grad()` after the step only.
+    The gradients of that pass are lost. Remedy: `optimizer.zero_grad()` after the step only.
 clipped-before-average: Each rank clips its own gradients before they are averaged
-    Ranks with large gradients then count less. Remedy: clip the average.
+    Ranks with large gradients then count less. Remedy: average first, then clip.
 random-numbers-alike: Datasets draw the same random numbers on all ranks
-    `prove` compares the states of random generators before batches that draw from them. Remedy: seeds that differ by
-    rank, once the model is made.
-evaluation-not-reduced: Each rank evaluates a part, and nothing puts the results together
-    The metric that a rank prints is that of its own samples. Remedy: `dist.all_reduce` on sums and counts.
+    Samples of different ranks are then augmented alike. `prove` compares the states of random generators before batches
+    that draw from them. Remedy: `torch.manual_seed(seed + rank)` after the model is created.
+evaluation-not-reduced: Each rank evaluates a part of the samples, and nothing combines the results
+    The metric that a rank prints covers its own samples only. Remedy: `dist.all_reduce` on sums and counts.
 file-of-all-ranks: Several ranks write the same file
-    They may overwrite each other. Remedy: write on rank 0 alone.
-differs-from-one-process: Several ranks compute other gradients than one process with the same samples
-    `prove` replays the samples of all ranks in one process. Remedy: a loss that is a mean over its batch.
+    They overwrite each other, and the file may end up corrupt. Remedy: write it on rank 0 only.
+differs-from-one-process: The gradients of several ranks are a multiple of those of one process
+    `prove` replays the samples of all ranks in one process. The mean over ranks equals its gradient if the loss is a
+    mean over the batch, but not if it is a sum. Remedy: `reduction="mean"`.
 """
 
 

@@ -15,7 +15,7 @@ _EMPHASES: dict[str, Emphasis] = {"right": "good", "open": "warning"}
 
 
 def proof_text(answer: ProofAnswer, terminal: Terminal) -> str:
-    """Return what is right, what is open, then the findings, and what it took."""
+    """Return the claims that are right, those that are open, the findings and a summary."""
     shown = [claim for verdict in _EMPHASES for claim in answer.claims if claim.verdict == verdict]
     lines = [
         line
@@ -33,5 +33,5 @@ def proof_text(answer: ProofAnswer, terminal: Terminal) -> str:
 
 
 def proof_json(answer: ProofAnswer) -> dict[str, Any]:
-    """Return everything as JSON."""
+    """Return all claims and findings as values for JSON."""
     return {"schema": _SCHEMA, **plain(answer), "wrong": answer.is_wrong}

@@ -1,6 +1,6 @@
-"""Claims: what a proof has shown right, what is wrong, and what stays open; and arithmetic on sketches of gradients.
+"""Claims of a proof, which are right, wrong or open, and arithmetic on sketches of gradients.
 
-``findings.json`` has the texts of what can be wrong, by its code.
+``findings.json`` maps the code of each finding to its texts.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ddplaunch.values.frozen import dataclass
 Verdict = Literal["right", "wrong", "open"]
 Vector = Sequence[float]
 
-#: Relative: gradients in bfloat16, or compressed when they are sent, differ by less.
+#: Relative tolerance: rounding to bfloat16, and compression while gradients are sent, stay below it.
 ROUNDED = 1e-2
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim about ``subject``; ``text`` says what was measured, or why it is open. ``finding`` is what is wrong."""
+    """A claim about ``subject``; ``text`` says what was measured, or why it is open. Wrong ones have a ``finding``."""
 
     subject: str
     verdict: Verdict
@@ -43,7 +43,7 @@ class ProofAnswer:
 
     @property
     def findings(self) -> list[Finding]:
-        """Everything that is wrong."""
+        """The findings of the run itself, then those of wrong claims."""
         return [*self.observed, *(claim.finding for claim in self.claims if claim.finding is not None)]
 
     @property
@@ -63,7 +63,10 @@ def still_open(subject: str, text: str) -> Claim:
 
 
 def wrong(subject: str, code: str, where: str, *, is_sure: bool = True, **values: Any) -> Claim:
-    """Return a claim that is wrong, a warning unless it ``is_sure``; ``values`` go into the texts of ``code``."""
+    """Return a wrong claim. Its finding has the texts of ``code``, filled with ``values``.
+
+    The severity is that of ``code`` in ``findings.json``; a claim that is not sure is a warning.
+    """
     texts = json.loads(Path(__file__).with_name("findings.json").read_text())[code]
     what, why, fix = (texts[part].format(**values) for part in ("what", "why", "fix"))
     make = error if is_sure and texts["severity"] == "error" else warning
@@ -71,13 +74,13 @@ def wrong(subject: str, code: str, where: str, *, is_sure: bool = True, **values
 
 
 class Fit(NamedTuple):
-    """A vector is ``factor`` times another one, and ``residual`` of its size is not explained by that."""
+    """A vector as ``factor`` times another one; ``residual`` is the rest, relative to the size of the vector."""
 
     factor: float
     residual: float
 
     def is_by(self, factor: float) -> bool:
-        """Return whether it is this factor."""
+        """Return whether the vector is ``factor`` times the other one, but for rounding."""
         return self.residual < ROUNDED and near(self.factor, factor)
 
 
@@ -87,7 +90,7 @@ def near(number: float, other: float) -> bool:
 
 
 def fit(target: Vector, model: Vector) -> Fit:
-    """Return the least-squares factor of ``model``, and what it leaves of ``target``; infinity if not comparable."""
+    """Return ``target`` as a least-squares multiple of ``model``; the residual is infinite where none exists."""
     if len(target) != len(model) or not (size := norm(target)):
         return Fit(0.0, math.inf)
     factor = sum(a * b for a, b in zip(target, model, strict=True)) / (sum(b * b for b in model) or math.inf)

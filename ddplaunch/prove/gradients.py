@@ -1,8 +1,8 @@
-"""Claims about the gradients that each step takes, from inside the ranks: no other run is needed as a reference.
+"""Claims about the gradients of each step, from what the ranks recorded; no reference run is needed.
 
 A rank's own gradient is what autograd computed from its samples. DistributedDataParallel averages these in the backward
-pass, a script may do so itself before the step. So the gradient of a step is a factor times the mean over ranks of the
-sum over backward passes, and the factor says what was forgotten or done twice.
+pass; a script may do so itself before the step. So the gradient of a step is a factor times the mean over ranks of the
+sum over backward passes. The factor shows which division was forgotten or made twice.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import count, listed
 
 _STAGES = ("backward", "clip", "step")
-_SAME_BITS = 1e-6  # of replicas: every rank computes them from the same gradients
-#: Optimizers after whose steps the parameters of ranks may differ on purpose.
+_SAME_BITS = 1e-6  # relative tolerance for replicas, which all ranks compute from the same gradients
+#: Optimizers that give each rank a part of the parameters, or average parameters only after some steps.
 _APART = ("ZeroRedundancyOptimizer", "PostLocalSGDOptimizer")
 
-#: The same step of all ranks.
+#: One step as each rank recorded it, in the order of ranks.
 Step = Sequence[Event]
 
 
 @dataclass(frozen=True)
 class Averaged:
-    """How the gradients at one step came about: ``factor`` times the mean over ranks of their own gradients.
+    """The gradients of one step as ``factor`` times the mean over ranks of the ranks' own gradients.
 
-    ``stage`` is where they were so first, None if they never were. ``residual`` is what this leaves unexplained.
-    ``unequal`` are parameters whose gradients differ between ranks when the optimizer takes them.
+    ``stage`` is the first stage at which they were that, None if they never were; ``residual`` is that of the fit.
+    ``unequal`` are the parameters whose gradients still differ between ranks when the optimizer takes them.
+    ``clipped_before`` is True if the script clipped gradients that differed between ranks.
     """
 
     stage: str | None
@@ -52,7 +53,7 @@ class Averaged:
 
 
 def averaged(step: Step) -> Averaged | None:
-    """Return how the gradients of a step came about; None without gradients, or where ranks hold parts of them."""
+    """Return how a step averaged its gradients; None without gradients, or if ranks hold parts of the parameters."""
     numbers = _trained(step)
     if not numbers or not all(event["parameters"][n]["whole"] for event in step for n in numbers):
         return None
@@ -91,12 +92,12 @@ def gradient_claims(recorded: Recorded) -> Iterator[Claim]:
         which = f" of {mine[0][0]['kind']} {number + 1}" if number else ""
         names = {tuple(one["name"] for one in event["parameters"]) for event in mine[0]}
         if len(names) > 1 or mine[0][0]["kind"] in _APART:
-            yield still_open(f"gradients{which}", "the optimizer leaves each rank a part, or averages later")
+            yield still_open(f"gradients{which}", "the optimizer gives ranks parts of the parameters or averages later")
             continue
         yield (claim := _of_gradients(f"gradients{which}", mine))
         rates = list(_of_rates(mine))
         yield from rates
-        if claim.verdict != "wrong" and not rates:  # either of them makes replicas differ
+        if claim.verdict != "wrong" and not rates:  # wrong gradients or rates make replicas differ
             yield _of_replicas(f"replicas{which}", mine)
 
 
@@ -111,7 +112,7 @@ def _of_gradients(subject: str, steps: Sequence[Step]) -> Claim:
     for claim in sorted(judged, key=lambda claim: claim.verdict == "open"):
         return claim
     residual, passes = max(one.residual for _, one in found), max(len(step[0]["passes"]) for step, _ in found)
-    micro = f", each of the sum over {passes} backward passes" if passes > 1 else ""
+    micro = f", each summed over {passes} backward passes" if passes > 1 else ""
     return right(
         subject, f"the mean over {len(steps[0])} ranks at {count(len(found), 'step')}{micro}, up to {residual:.0e}"
     )
@@ -146,19 +147,19 @@ def _judged(subject: str, step: Step, one: Averaged) -> Iterator[Claim]:
     elif one.clipped_before:
         yield wrong(subject, "clipped-before-average", event["line"])
     elif one.stage is None:
-        yield still_open(subject, "the same on all ranks, and no multiple of the mean: the script computes its own")
+        yield still_open(subject, "the same on all ranks, but not a multiple of the mean: the script computes its own")
     else:
         yield from _of_factor(subject, step, one.stage, one.factor)
 
 
 def _of_factor(subject: str, step: Step, stage: str, factor: float) -> Iterator[Claim]:
-    """Yield what the factor between mean and gradient says, together with the one that the loss was multiplied by."""
+    """Yield a claim if the gradients are a wrong multiple of the mean, given what the loss was multiplied by."""
     event, passes, world = step[0], len(step[0]["passes"]), len(step)
     trained = _trained([event])
     last = "clip" if any("clip" in event["parameters"][n] for n in trained) else "step"
     later = [fit(_sketch(event, n, last), _sketch(event, n, stage)) for n in trained]
     rest = median(one.factor for one in later) * event["scale"] if all(one.residual < ROUNDED for one in later) else 1
-    is_divided = near(rest, 1 / passes)  # after accumulation; other changes by the script are its own affair
+    is_divided = near(rest, 1 / passes)  # by the script, after accumulation; its other changes are not judged
     rest = rest if is_divided or near(rest, world) or near(rest, 1 / world) else 1
     ratios = {round(ratio, 4) if ratio else None for ratio in event["ratios"]}
     share = ratios.pop() if len(ratios) == 1 else None
@@ -171,7 +172,7 @@ def _of_factor(subject: str, step: Step, stage: str, factor: float) -> Iterator[
     if near(total, 1 / world):
         yield wrong(subject, "gradients-divided-twice", event["line"], world=world)
     elif share is None and near(total, world):
-        yield still_open(subject, f"{world} times the mean: right only if the loss is divided by as much")
+        yield still_open(subject, f"{world} times the mean: right only if the loss is divided by that number")
     elif near(total, world) and (near(factor, world) or passes != world):
         yield wrong(subject, "gradients-summed", event["line"], is_sure=near(factor, world), world=world)
     elif near(total, passes):
@@ -188,7 +189,7 @@ def _of_rates(steps: Sequence[Step]) -> Iterator[Claim]:
 
 
 def _of_replicas(subject: str, steps: Sequence[Step]) -> Claim:
-    """Return whether all ranks have the same parameters after each step."""
+    """Return the claim that all ranks have the same parameters after each step."""
     whole = [n for n, one in enumerate(steps[0][0]["parameters"]) if one["whole"]]
     for made, step in enumerate(steps, 1):
         apart = [n for n in whole if not equal([_sketch(event, n, "value") for event in step], _SAME_BITS)]

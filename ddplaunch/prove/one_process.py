@@ -1,4 +1,4 @@
-"""Claims from the comparison with one process that got the samples of all ranks, joined, and rank 0's parameters."""
+"""Compares the ranks with one process that got all their samples and rank 0's parameters, and makes claims of that."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ _SUBJECT = "one process"
 _NEAR, _ROUNDED = 1e-3, 3e-2
 _TOO_RANDOM = 0.3
 _STATISTICS = ": BatchNorm takes its statistics from the batch of one rank, SyncBatchNorm from those of all"
-_NO_MEAN = ": the loss may be no mean over samples, or the ranks' batches may not have the same size"
+_NO_MEAN = ": the loss may not be a mean over samples, or the ranks' batches may differ in size"
 
 
 def _own(event: Event) -> Vector:
-    """Return the gradients of a step before any clipping, in one vector."""
+    """Return the rank's own gradients of a step, before averaging and clipping, as one vector."""
     return [value for one in event["parameters"] for value in one["own"] or [0.0] * len(one["value"] or ())]
 
 
 def _compared(ranks: Recorded, alone: Recorded) -> list[Fit]:
-    """Return, for each step of the first optimizer, the mean over ranks as a factor times the one process's."""
+    """Return the ranks' mean gradient as a multiple of one process's, for each step of the first optimizer."""
     several = [step for step in ranks.steps() if step[0]["optimizer"] == 0]
     single = [step for step in alone.steps() if step[0]["optimizer"] == 0]
     return [fit(mean(map(_own, step)), _own(one)) for step, (one, *_) in zip(several, single, strict=False)]
 
 
 def differs(ranks: Recorded, alone: Recorded) -> bool:
-    """Return whether the first step of one process is not that of the ranks, so that chance has to be measured."""
+    """Return whether the first gradients differ by more than a factor: a third trial then measures what is random."""
     found = _compared(ranks, alone)
     return bool(found) and not found[0].residual < _NEAR
 
 
 def one_process_claims(ranks: Recorded, alone: Recorded, other: Recorded | None) -> Iterator[Claim]:
-    """Yield what the comparison shows; ``other`` is one process with other random numbers."""
+    """Yield the claims of the comparison; ``other`` is one process with other random numbers."""
     if not alone.steps():
         yield still_open(_SUBJECT, "the script makes no step as one process with the samples of all ranks")
         return
@@ -50,7 +50,7 @@ def one_process_claims(ranks: Recorded, alone: Recorded, other: Recorded | None)
     limit = max(_ROUNDED if begun.get("autocast") else _NEAR, 3 * chance)
     first, late = found[0], max(one.residual for one in found)
     if chance > _TOO_RANDOM:
-        yield still_open(_SUBJECT, f"two runs of it differ by {chance:.0%}: its random numbers hide everything else")
+        yield still_open(_SUBJECT, f"two runs of it differ by {chance:.0%}: random numbers hide any other difference")
     elif first.residual > limit:
         yield still_open(_SUBJECT, f"the gradients of the first step differ by {first.residual:.1%}{reason}")
     else:
@@ -72,7 +72,7 @@ def _of_factor(step: Sequence[Event], first: Fit, late: float) -> Claim:
 
 
 def _of_rates(steps: Sequence[Sequence[Event]], alone: Sequence[Sequence[Event]]) -> Iterator[Claim]:
-    """Yield how the learning rates of ranks compare with those of one process."""
+    """Yield a claim about the learning rates of the ranks and of one process."""
     ratios = [
         a / b
         for several, (one, *_) in zip(steps, alone, strict=False)
@@ -82,7 +82,7 @@ def _of_rates(steps: Sequence[Sequence[Event]], alone: Sequence[Sequence[Event]]
     if not ratios:
         return
     if max(ratios) - min(ratios) > _NEAR * max(ratios):
-        yield still_open("rates", "the schedule of one process goes another way: it may count steps, or ranks")
+        yield still_open("rates", "one process has another schedule: it may depend on the number of ranks or steps")
     elif abs(ratios[0] - 1) < _NEAR:
         yield right("rates", f"the learning rates are those of one process at {count(len(steps), 'step')}")
     else:

@@ -1,7 +1,7 @@
-"""One proof: the trials that it needs, one after the other, and how its recorder gets into their ranks.
+"""One proof: its trials, one after the other, and the recorder that is put into their ranks.
 
-The first trial is the launch as it is. The second is one process that gets the samples of all ranks; the third is the
-same with other random numbers, if the second differed from the first.
+The first trial is the launch as it is. The second is one process that gets the samples of all ranks. If its gradients
+differ from those of the first, a third one repeats it with other random numbers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NUMBERS = (
     *("batch_size", "global_batch_size", "base_batch_size"),
     *("lr", "base_lr", "lr_scaling", "lr_max_factor", "warmup", "base_warmup"),
 )
-#: Makes a rank import the recorder, and then the sitecustomize that this one hides, if there is one.
+#: Starts the recorder in a rank, and then imports the sitecustomize that this file hides, if there is one.
 _SITE = """
 import sys
 sys.path[:] = [entry for entry in sys.path if entry != {folder!r}]
@@ -60,7 +60,7 @@ class Part:
 
 
 def with_ranks(said: Said) -> Said:
-    """Return the flags of a launch, with two ranks if there is no number."""
+    """Return the flags of a launch, with two ranks if they give no number."""
     return said if "nproc" in said else {**said, "nproc": Resolved("2", _OWN)}
 
 
@@ -116,13 +116,13 @@ class Proof:
         return Part(name, ranks, {**said, "env": (*said.get("env", ()), *variables)})
 
     def ended(self, ending: str, problem: Finding | None, observed: Sequence[Finding]) -> None:
-        """Take over what the last trial recorded; ``problem`` counts if it failed before its first step."""
+        """Read what the last trial recorded; ``problem`` is kept only if the trial failed before its first step."""
         recorded = self._recorded[self._name] = read_recording(self._folder / self._name)
         self._problems[self._name] = problem if ending in ("failed", "refused") and not recorded.steps() else None
         self._observed = observed if self._name == RANKS else self._observed
 
     def judged(self) -> ProofAnswer:
-        """Return all claims, and the findings of the launch that no claim makes."""
+        """Return all claims, and the findings of the first trial whose codes no claim has."""
         problem = self._problems[RANKS]
         claims = (
             [Claim("the script", "wrong", problem.what, problem)]
@@ -136,9 +136,9 @@ class Proof:
 
 
 def claims_of(recorded: Mapping[str, Recorded], world: int) -> list[Claim]:
-    """Return all claims from the recordings of a proof, by their names."""
+    """Return all claims of a proof; ``recorded`` maps the name of a trial to its recording."""
     if world == 1 or not recorded[RANKS].steps():
-        return [still_open("gradients", "there is one rank alone, or no step of an optimizer of torch")]
+        return [still_open("gradients", "there is only one rank, or no step of an optimizer of torch")]
     ranks, alone = recorded[RANKS], recorded[ALONE]
     others = one_process_claims(ranks, alone, recorded.get(RESEEDED))
     return [*gradient_claims(ranks), *sample_claims(ranks), *others]

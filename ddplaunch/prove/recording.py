@@ -1,4 +1,4 @@
-"""What ranks recorded, as values: events in their order, and the steps of all ranks side by side."""
+"""Reads what ranks recorded: the events of each rank in their order, and the steps of all ranks side by side."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Claims about what each rank was given, and what ranks do besides training: samples, evaluation, files.
+"""Claims about the samples and random numbers of each rank, its evaluation and its files.
 
-Passes over a DataLoader were cut after a few steps; the indices that its sampler had left were recorded all the same.
-Scripts without a DataLoader are judged by what their models get.
+Passes over a DataLoader were cut after a few steps; the remaining indices of its sampler were recorded too. Scripts
+without a DataLoader are judged by the inputs of their models.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ddplaunch.prove.recording import Event, Recorded
 from ddplaunch.values.words import count, listed
 
 _SAMPLES = "samples"
-_FEW = 8  # samples that are the same by chance: fewer say nothing
+_FEW = 8  # fewer equal samples may be chance
 
 
 def sample_claims(recorded: Recorded) -> Iterator[Claim]:
@@ -34,7 +34,7 @@ def _of_samples(recorded: Recorded, firsts: Sequence[Event]) -> Claim:
     if len(firsts) == world and all(one["indices"] for one in firsts):
         return _of_indices(firsts, alike)
     if alike is None:
-        return still_open(_SAMPLES, "none were seen: there is no DataLoader, or none that counts them")
+        return still_open(_SAMPLES, "none were seen: no DataLoader with indices, and too few different inputs")
     if alike:
         line = recorded.first("step")["line"]
         return wrong(_SAMPLES, "data-not-divided", line, samples=f"all {world} ranks train on the same samples")
@@ -42,7 +42,7 @@ def _of_samples(recorded: Recorded, firsts: Sequence[Event]) -> Claim:
 
 
 def _inputs_alike(recorded: Recorded) -> bool | None:
-    """Return whether the models of all ranks get the same samples at every step; None where these cannot be told."""
+    """Return whether the models of all ranks get the same samples at every step; None if that cannot be told."""
     steps = [[tuple(chain(*event["inputs"])) for event in step] for step in recorded.steps()]
     varied = [step for step in steps if all(len({*samples}) > 1 for samples in step)]
     if sum(len(step[0]) for step in varied) < _FEW:
@@ -61,8 +61,8 @@ def _of_indices(firsts: Sequence[Event], alike: bool | None) -> Claim:
             return wrong(_SAMPLES, "data-not-divided", line, samples=samples)
         return still_open(
             _SAMPLES,
-            "ranks load the same indices, and train on different values: each has a dataset of "
-            "its own, or all augment the same samples in different ways",
+            "ranks load the same indices, but no equal inputs were seen: each rank may have a "
+            "dataset of its own, or augment the same samples in its own way",
         )
     ranks_of = Counter(chain(*map(set, parts)))
     repeated, batch = sum(ranks_of.values()) - len(ranks_of), max(len(firsts[0]["indices"]) // firsts[0]["given"], 1)
@@ -76,12 +76,12 @@ def _of_indices(firsts: Sequence[Event], alike: bool | None) -> Claim:
     if repeated > world * batch:
         samples = f"{repeated} of {whole} samples go to several ranks in one epoch"
         return wrong(_SAMPLES, "data-not-divided", line, is_sure=False, samples=samples)
-    padded = f", {repeated} of them twice to fill up" if repeated else ""
+    padded = f", {repeated} of them twice, as padding" if repeated else ""
     return right(_SAMPLES, f"an epoch gives {len(ranks_of)} of {whole} samples to {world} ranks{padded}")
 
 
 def _of_epochs(trained: Sequence[Event]) -> Iterator[Claim]:
-    """Yield whether a second epoch has another order."""
+    """Yield a claim about the order of the second epoch, if there was one that shuffles."""
     passes = [one for one in trained if one["loader"] == trained[0]["loader"]][:2]
     length = min((len(one["indices"]) for one in passes), default=0)
     if len(passes) < 2 or not passes[0]["shuffle"] or length < _FEW:
@@ -103,7 +103,7 @@ def _of_random_numbers(trained: Sequence[Sequence[Event]]) -> Iterator[Claim]:
 
 
 def _of_evaluation(recorded: Recorded) -> Iterator[Claim]:
-    """Yield whether an evaluation in which each rank has a part is put together."""
+    """Yield a claim about who evaluates, and whether the results of the ranks' parts are combined."""
     evaluated = [[one for one in events if not one["trains"] and one["given"]] for events in recorded.of("pass")]
     alone = [rank for rank, passes in enumerate(evaluated) if passes]
     if len(alone) < len(evaluated):
@@ -122,7 +122,7 @@ def _of_evaluation(recorded: Recorded) -> Iterator[Claim]:
     before = next((n for n in range(at, -1, -1) if kinds[n] == "step"), 0)
     after = next((n for n in range(at, len(events)) if kinds[n] == "step"), len(events))
     if "call" in kinds[before:after]:
-        yield right("evaluation", f"each of {count(len(parts), 'rank')} evaluates a part, and they are put together")
+        yield right("evaluation", f"each of {count(len(parts), 'rank')} evaluates a part, and the results are combined")
     elif "end" not in kinds[at:after]:  # else the recorder ended the script there
         yield wrong("evaluation", "evaluation-not-reduced", firsts[0]["line"])
 

@@ -190,22 +190,21 @@ def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
 
 def test_the_answer_fits_80_columns_and_says_everything() -> None:
     claims = (
-        right("gradients", "the mean over 2 ranks at 6 steps, each of the sum over 3 backward passes, up to 4e-08"),
+        right("gradients", "the mean over 2 ranks at 6 steps, each summed over 3 backward passes, up to 4e-08"),
         still_open("one process", "its gradients cannot be compared with those of the ranks"),
         wrong("files", "file-of-all-ranks", "train.py:20", files="model.pt"),
     )
     text = proof_text(ProofAnswer(claims, (), 2, 6, 14.2), Terminal())
     assert max(map(len, text.splitlines())) <= 80
     assert text == (
-        "right gradients: the mean over 2 ranks at 6 steps, each of the sum over 3\n"
-        "      backward passes, up to 4e-08\n"
+        "right gradients: the mean over 2 ranks at 6 steps, each summed over 3 backward\n"
+        "      passes, up to 4e-08\n"
         "open  one process: its gradients cannot be compared with those of the ranks\n"
         "\n"
         "warning[file-of-all-ranks]: several ranks write the same file: model.pt\n"
         "  --> train.py:20\n"
-        "  why: they overwrite each other while they write: what is left may be a mixture\n"
-        "       that cannot be read\n"
-        "  fix: `if dist.get_rank() == 0:` before it\n"
+        "  why: they overwrite each other, and the file may end up corrupt\n"
+        "  fix: write it on rank 0 only: `if dist.get_rank() == 0:`\n"
         "\n"
         "1 right, 1 open, 1 warning (6 steps of 2 ranks in 14 s)\n"
     )

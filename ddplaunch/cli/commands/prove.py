@@ -22,8 +22,8 @@ from ddplaunch.values.resolved import value_of
 
 COMMAND = Command(
     examples=(
-        ("ddplaunch prove 2 -- train.py", "six steps of two ranks, then of one process"),
-        ("ddplaunch prove 2 --device cpu --json -- train.py", "on the CPU; every claim as JSON"),
+        ("ddplaunch prove 2 -- train.py", "six steps on two ranks, then in one process"),
+        ("ddplaunch prove 2 --device cpu --json -- train.py", "on the CPU, every claim as JSON"),
     ),
     options=(
         Flag("steps", "integer", TRIALS, "Optimizer steps to record [6].", "N"),
@@ -35,7 +35,7 @@ COMMAND = Command(
 
 
 def prove(typed: TypedLaunch, json: bool | None, steps: int | None, in_place: bool | None) -> int:
-    """Record the ranks and one process, and print what was shown."""
+    """Record the ranks and one process, and print the claims. The status is 1 if one is an error."""
     words, launch = required(typed.script, "prove"), with_ranks(typed.said)
     options = with_configuration(replace(typed, said=launch))
     first = decided(options, words)

@@ -1,1 +1,1 @@
-"""What runs inside the ranks of a proof: it records what they train, or feeds one process what they saw."""
+"""Runs inside the ranks of a proof: records what they train on, or gives one process the samples of all ranks."""

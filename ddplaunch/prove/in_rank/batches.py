@@ -1,4 +1,4 @@
-"""Keeps what the ranks trained on, and gives it to one process: the joined batches, and rank 0's parameters."""
+"""Saves the batches of all ranks and rank 0's first parameters, and gives them to one process, batches joined."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _MOST_BYTES = 1 << 30  # of all batches of a rank
 
 
 class KeptBatches:
-    """Saves a rank's batches and first parameters to ``folder``; with ``replayed`` it returns those of all ranks.
+    """Saves batches, and rank 0's first parameters, to ``folder``; with ``replayed`` it returns what ranks saved there.
 
-    ``seed`` replaces the state of torch's random numbers when training begins.
+    ``seed`` is given to torch's random generators when training begins, None for no change.
     """
 
     def __init__(self, folder: Path, rank: int, *, replayed: bool, seed: int | None) -> None:
@@ -23,7 +23,7 @@ class KeptBatches:
         self._save, self._left = torch.save, _MOST_BYTES
 
     def begin(self, tensors: list[Any]) -> None:
-        """Save parameters and buffers as training begins, or put rank 0's in their place."""
+        """Save rank 0's parameters and buffers as training begins; in a replay, load them."""
         import torch
 
         path = self._folder / "begin.pt"
@@ -37,7 +37,7 @@ class KeptBatches:
             torch.manual_seed(self._seed)
 
     def next(self, loader: int, number: int, batch: int, fetched: Callable[[], Any]) -> Any:
-        """Return a batch of a pass over a DataLoader. Raises StopIteration, and in a replay ValueError."""
+        """Return a batch, in a replay that of all ranks joined. Raises StopIteration, and in a replay ValueError."""
         import torch
 
         name = f"{loader}-{number}-{batch}.pt"
@@ -55,7 +55,7 @@ class KeptBatches:
 
 
 def _joined(parts: list[Any]) -> Any:
-    """Return one batch made of a batch of each rank. Raises ValueError if these cannot be put together."""
+    """Return one batch made of a batch of each rank. Raises ValueError if these cannot be joined."""
     import torch
 
     first = parts[0]

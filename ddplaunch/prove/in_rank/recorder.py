@@ -4,8 +4,8 @@ It writes one JSON object a line to ``rank-N.jsonl``. It exchanges nothing with 
 wait: tensors are written as sketches, and compared by the launcher. Epochs end after a few steps, so that evaluation,
 saving and a second epoch are reached. Dropout is off, because its masks would differ from those of one process.
 
-Gradients are seen three times: a rank's own ones as autograd hands them to each parameter, before any of
-DistributedDataParallel's hooks; those in ``.grad`` after each backward pass; and those that the optimizer takes.
+Gradients are seen at four points: the rank's own as autograd hands them to each parameter, before any hook of
+DistributedDataParallel; ``.grad`` after each backward pass, before clipping, and when the optimizer takes it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 from ddplaunch.prove.in_rank.batches import KeptBatches
 from ddplaunch.prove.in_rank.sketch import fingerprints, sketch
 
-#: The variable that asks for a recording.
+#: The environment variable that asks for a recording; its value is JSON, see ``begin``.
 VARIABLE = "DDPLAUNCH_PROVE"
 _EVALUATED = 4  # batches after which a pass without training is ended
 _MOST_INDICES = 100_000
@@ -68,7 +68,7 @@ class _Parameter:
 
 
 class _Optimizer:
-    """An optimizer: the backward passes that its next step is made of, and what was thrown away among them."""
+    """An optimizer. ``since`` is the first backward pass for its next step, ``discarded`` are lines of cleared ones."""
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
@@ -128,7 +128,7 @@ class Recorder:
             self._optimizers.append(_Optimizer(optimizer))
 
     def before_backward(self, roots: Any) -> None:
-        """Hook new parameters, see which gradients were cleared, and compare the root with the loss."""
+        """Hook new parameters, note which gradients were cleared, and by what the script multiplied the loss."""
         for known in self._optimizers:
             for tensor in known.parameters():
                 if id(tensor) not in self._parameters:
@@ -220,7 +220,7 @@ class Recorder:
         return scales[0] if scales else 1.0
 
     def _end(self) -> None:
-        """End the script once all ranks have come here, as another one may still need this one's answer."""
+        """End the script once all ranks are here: others may still need this one in a collective. Wait 20 s at most."""
         for one in list(self._open.values()):
             self._over(one, whole=False)
         self.write("end")
@@ -234,7 +234,7 @@ class Recorder:
     # Models
 
     def forward(self, module: Any, args: Any, kwargs: Any) -> None:
-        """Note what a model gets at its first call after a backward pass; at the very first, how it begins."""
+        """Note the inputs of the first call after each backward pass, and how the model is as training begins."""
         import torch
 
         if not (self._fresh and module.training and torch.is_grad_enabled() and self._optimizers):
@@ -278,7 +278,7 @@ class Recorder:
             one["samples"] = len(iterator._dataset)
 
     def indexed(self, iterator: Any, original: Callable[[Any], Any]) -> Any:
-        """Return the samples that a DataLoader is to load next."""
+        """Return the indices that a DataLoader loads next, and note them."""
         index = original(iterator)
         if (one := self._open.get(id(iterator))) is not None:
             one["indices"].append(list(index) if isinstance(index, list | tuple) else [index])
@@ -313,11 +313,11 @@ class Recorder:
     def _may_end(self) -> bool:
         """Return whether the script expects the end of a DataLoader here: not at a `next()` of its own."""
         frame: Any = sys._getframe(3)
-        # a framework handles it
+        # loops of frameworks handle it
         return not self._is_own(frame) or dis.opname[frame.f_code.co_code[frame.f_lasti]] == "FOR_ITER"
 
     def _over(self, one: dict[str, Any], whole: bool) -> None:
-        """Write a pass over a DataLoader; ask its sampler for the ``whole`` of it."""
+        """Write a pass over a DataLoader that has ended; if ``whole``, with the indices that its sampler has left."""
         iterator = one.pop("iterator")
         self._open.pop(id(iterator), None)
         seen = [index for batch in one["indices"][: one["given"]] for index in batch]
@@ -333,7 +333,7 @@ class Recorder:
     # What else ranks do
 
     def called(self, name: str) -> None:
-        """Note a collective of the script's own, which puts results of ranks together."""
+        """Note a call of a collective that can combine results of ranks."""
         self.write("call", name=name)
 
     def opened(self, path: Any, mode: Any) -> None:
@@ -348,7 +348,7 @@ class Recorder:
     # Hooks
 
     def install(self) -> None:
-        """Replace functions of torch by ones that also tell this recorder."""
+        """Replace functions of torch by ones that report to this recorder, or that leave dropout out."""
         import torch
         import torch.distributed as dist
         from torch.utils.data import dataloader
@@ -403,7 +403,7 @@ def _filled(gradient: Any) -> bool:
 
 
 def _random_states() -> list[int]:
-    """Return a number for the state of each generator of random numbers that a dataset may use."""
+    """Return a checksum of the state of each random generator that a dataset may use."""
     import torch
 
     states = [bytes(torch.random.get_rng_state().tolist()), repr(random.getstate()).encode()]
@@ -448,8 +448,12 @@ def _around(
 
 
 def begin(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Record this process if the variable asks for it: the folder, the most steps, and what is replayed."""
-    if VARIABLE not in environ or "TORCHELASTIC_RUN_ID" not in environ:  # torchrun itself does not have the latter
+    """Start recording this process if ``VARIABLE`` asks for it.
+
+    Its JSON has the ``folder`` of the proof, the ``name`` of this trial, that of the trial whose ``batches`` are used,
+    the number of ``steps``, and a ``seed`` or null.
+    """
+    if VARIABLE not in environ or "TORCHELASTIC_RUN_ID" not in environ:  # torchrun itself lacks the latter
         return
     wanted = json.loads(environ.pop(VARIABLE))
     folder, rank = Path(wanted["folder"]), int(environ["RANK"])

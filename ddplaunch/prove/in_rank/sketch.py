@@ -1,4 +1,4 @@
-"""Reduces tensors to a few numbers from which other processes can tell equal, scaled and summed tensors."""
+"""Reduces tensors to a few numbers that show whether tensors are equal, scaled or summed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import random
 from typing import Any
 
 _BUCKETS = 64
-_PERIOD = 4093  # prime, so that it is in step with no dimension of a tensor
+_PERIOD = 4093  # prime, so that it hardly ever divides a dimension of a tensor
 _signs: list[float] = []
 
 
 def sketch(tensor: Any) -> list[float]:
-    """Return signed sums over ``tensor``, 64 in all, or its values times 1 or -1 if it has at most 64.
+    """Return 64 signed sums over ``tensor``, or its values times 1 or -1 if these are at most 64.
 
     The result is linear: a mean of sketches is the sketch of the mean. Sums are taken in float64.
     https://en.wikipedia.org/wiki/Count_sketch
@@ -32,7 +32,7 @@ def sketch(tensor: Any) -> list[float]:
 
 
 def fingerprints(values: Any) -> list[float]:
-    """Return a number for each sample of the first tensor in ``values``; none without a tensor of several samples."""
+    """Return a number for each sample of the first tensor in ``values``; none if no tensor has a batch dimension."""
     import torch
 
     for tensor in leaves(values):
