@@ -139,5 +139,5 @@ def chosen(hosts: tuple[Host, ...], exclude: Sequence[str]) -> tuple[Host, ...]:
         )
     remaining = tuple(host for host in hosts if host.name not in exclude)
     if not remaining:
-        raise usage("no host is left", why="`--exclude` drops all of them", fix="leave one in", code="host-unknown")
+        raise usage("no host is left", why="`--exclude` drops all of them", fix="exclude fewer", code="host-unknown")
     return remaining

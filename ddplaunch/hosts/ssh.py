@@ -18,7 +18,7 @@ from ddplaunch.values.variable_names import own_command
 from ddplaunch.values.words import signal_name
 
 CONNECT_S = 10
-_ALIVE_S = 15  # ssh asks a silent server whether it is there
+_ALIVE_S = 15  # ssh sends a keep-alive message after this much silence
 _OPTIONS = (
     "BatchMode=yes",  # no prompts: there may be no user to answer
     f"ConnectTimeout={CONNECT_S}",
@@ -32,7 +32,7 @@ _OPTIONS = (
 
 
 def command(host: str, python: str, host_timeout_s: float = 60.0) -> list[str]:
-    """Return the command line that starts a session on ``host``; a shell of any kind understands its last word.
+    """Return the command line that starts a session on ``host``; its last word is valid in any login shell.
 
     ssh gives up when it hears nothing of the host for ``host_timeout_s``.
     """
@@ -45,10 +45,10 @@ def command(host: str, python: str, host_timeout_s: float = 60.0) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment for ssh: this one, without password prompts in windows, not even for a jump host.
+    """Return the environment for ssh: this one, with password windows turned off, also for jump hosts.
 
-    BatchMode does not reach the ssh that goes through a jump host. OpenSSH before 8.4 ignores the first variable; there
-    a program that fails takes the place of the window: https://man.openbsd.org/ssh#ENVIRONMENT
+    BatchMode does not apply to the ssh that connects to a jump host. OpenSSH before 8.4 ignores the first variable; the
+    second names a program that fails instead of asking: https://man.openbsd.org/ssh#ENVIRONMENT
     """
     return {**os.environ, "SSH_ASKPASS_REQUIRE": "never", "SSH_ASKPASS": "false"}
 
@@ -88,7 +88,7 @@ _NO_MODULE = re.compile(
 
 
 def was_dropped(status: int | None, stderr_text: str) -> bool:
-    """Return whether a connection closed before either side identified itself: too many at once, so try again."""
+    """Return whether a connection closed before either side identified itself: there were too many, so try again."""
     return status == 255 and _DROPPED.search(stderr_text) is not None and _REFUSED_BEHIND.search(stderr_text) is None
 
 
@@ -132,7 +132,7 @@ def failure(host: str, python: str, status: int | None, stderr_text: str, tries:
             _CHANGED.search(stderr_text),
             "host-key-changed",
             f"the host key of {host} is not the one that is known",
-            "the host was installed anew, or another machine answers in its place; ssh refuses to talk to it",
+            "the host was reinstalled, or another machine answers in its place; ssh refuses to connect",
             f"ask its administrator for the fingerprint; if it is right, `{forget}` and `{login}` once",
         ),
         (
@@ -211,7 +211,7 @@ def _installing(host: str, python: str, module: str) -> str:
 
 
 def alike(missing: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return the findings with one command, a loop, for all hosts that lack the same module."""
+    """Return the findings; hosts that lack the same module get one fix, a loop over all of them."""
     lacking: dict[str, list[str]] = {}
     for finding in missing:
         if finding.code == "host-without-ddplaunch":

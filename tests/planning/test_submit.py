@@ -160,7 +160,7 @@ def test_a_missing_script_and_a_missing_sbatch_are_findings(call: Call, monkeypa
             'unrecognized option "--x"',
             "sbatch --help",
         ),
-        ("", "it said nothing", "--dry-run"),
+        ("", "it printed no message", "--dry-run"),
     ],
 )
 def test_what_sbatch_refuses_is_told_in_its_words_with_a_fix(

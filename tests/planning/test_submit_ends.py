@@ -46,7 +46,7 @@ def test_the_state_of_a_job_is_read_past_a_directory_that_looks_like_one() -> No
 @pytest.mark.parametrize(
     ("reason", "why"),
     [
-        ("PartitionNodeLimit", "not that many nodes"),
+        ("PartitionNodeLimit", "fewer nodes"),
         ("AssocMaxGRESPerJob", "the account's limit of GPUs for one job is lower"),
         ("QOSMaxNodePerJobLimit", "the QOS's limit of nodes for one job is lower"),
         ("QOSMaxWallDurationPerJobLimit", "the QOS's limit of time for one job is lower"),

@@ -35,7 +35,7 @@ PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Loop:
-    """Waits for descriptors and due times, and makes their calls. A call may forget any descriptor."""
+    """Calls functions when descriptors are readable or a time has come. A call may forget any descriptor."""
 
     def __init__(self) -> None:
         """Watch nothing yet."""
@@ -55,7 +55,7 @@ class Loop:
             self._epoll.unregister(descriptor)
 
     def at(self, at_s: float, call: Callable[[], None]) -> None:
-        """Make ``call`` once, at ``at_s`` (time.monotonic()), instead of when it was to be made before.
+        """Make ``call`` once, at ``at_s`` (time.monotonic()); this replaces an earlier time for the same ``call``.
 
         From another thread, wake the loop afterwards.
         """

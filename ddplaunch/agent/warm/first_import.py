@@ -1,4 +1,4 @@
-"""Hides torch and numpy in a rank until its script imports them, and looks then at the variables that they have read.
+"""Hides torch and numpy in a rank until its script imports them, and then checks variables that torch had read.
 
 A new interpreter has no torch before the script imports it, and torch reads some variables only at that moment. A
 forked rank has torch; a variable that its script set came too late, unless torch can still take it.
@@ -51,7 +51,7 @@ class FirstImport:
         return self._modules[spec.name]
 
     def exec_module(self, module: Any) -> None:
-        """Show numpy, or torch and numpy, which torch imports."""
+        """Show numpy's modules if numpy is imported, and both if torch is, because torch imports numpy."""
         module.__spec__ = module.__spec__.loader_state
         every = module.__name__ == "torch"
         for name in [name for name in self._modules if every or name.startswith("numpy")]:
@@ -62,7 +62,7 @@ class FirstImport:
             for name, logger in logging.root.manager.loggerDict.items():
                 if name.startswith("torch"):
                     vars(logger).update(disabled=False)  # by `disable_existing_loggers`: they did not exist yet
-            with warnings.catch_warnings():  # shows each again, as new filters of torch do
+            with warnings.catch_warnings():  # lets warnings be shown again, as the filters that torch adds would
                 self._take_variables(module)
 
     def _take_variables(self, torch: Any) -> None:

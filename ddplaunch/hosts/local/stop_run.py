@@ -57,8 +57,8 @@ def stop_run(run: RunProcesses, grace_s: float) -> Stopped:
 def stop_resident(run: RunProcesses, launcher: Process, grace_s: float, own_grace_s: float) -> Stopped:
     """Send SIGTERM to the launcher of a run on several hosts, which ends all of them, and wait until it is gone.
 
-    The launcher kills what is left after its own grace. After ``grace_s`` seconds SIGINT makes it do so at once. If it
-    does not react to that either, it gets SIGKILL, and the hosts end their parts by themselves.
+    The launcher kills what is left after ``own_grace_s``. If ``grace_s`` is shorter, SIGINT makes it do so then. If it
+    does not end within 90 s after ``grace_s``, it gets SIGKILL, and the hosts end their parts by themselves.
     """
     begun = time.monotonic()
     if send_signal(launcher, signal.SIGTERM) == "denied":

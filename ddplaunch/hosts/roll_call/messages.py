@@ -152,7 +152,7 @@ def unsealed(line: bytes, secret: Secret | None, *context: str) -> bytes | None:
 
 
 def _is_bounded(value: Any) -> bool:
-    """Whether all numbers and texts in this JSON value are within bounds; what a hello says appears in findings."""
+    """Return whether all numbers and texts in this JSON value are within bounds: findings quote those of a hello."""
     if isinstance(value, str):
         return len(value) <= _TEXT_CHARS
     if isinstance(value, (int, float)):
@@ -170,7 +170,7 @@ def secrets_of(environ: Mapping[str, str], whence: str) -> tuple[Secret, ...]:
         if len(text) < _LEAST_SECRET:
             raise usage(
                 f"the secret of this launch has {len(text)} characters",
-                why="who reaches the port of node 0 could guess it",
+                why="anyone who reaches the port of node 0 could guess it",
                 fix=f'`export {JOIN_SECRET}="$(openssl rand -hex 16)"` on one node, and the same value on the others',
                 where=f"environment: {JOIN_SECRET}",
             )

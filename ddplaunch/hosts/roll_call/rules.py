@@ -105,7 +105,7 @@ def at_the_door(joined: Mapping[int, Hello], new: Hello) -> Finding | None:
 
 
 def _same_command(first: Hello, new: Hello) -> str:
-    """Return how the two become one launch. Which node is older is unknown here, so the text suggests killing none."""
+    """Return the fix that makes them one launch. It suggests killing neither: which one is older is unknown here."""
     differing = [flag for flag, word in new.launch.items() if word != first.launch.get(flag)]
     if differing == ["NPROC"]:
         return "the same command on all nodes, with a number of processes that each of them can run"
@@ -191,7 +191,7 @@ def _other_arguments(ordered: Sequence[Hello]) -> tuple[Finding, ...]:
         warning(
             "script-arguments-differ",
             f"the script's arguments on {listed(hello.name for hello in odd_nodes)} are not those on {ordered[0].name}",
-            why="ranks that train with other numbers wait for each other or diverge; paths of a host's own are fine",
+            why="ranks that train with other numbers wait for each other or diverge; paths may differ",
             fix="compare what `ddplaunch run … --dry-run` prints on these nodes",
             where=tuple(hello.host for hello in odd_nodes),
         ),
@@ -202,8 +202,8 @@ def other_protocol(name: str, protocol: int) -> Finding:
     """Return the finding for a node whose ddplaunch has another roll-call protocol."""
     return error(
         "hosts-differ-ddplaunch",
-        f"the ddplaunch of {name} calls the roll by protocol {protocol}, this one by {PROTOCOL}",
-        why="they are different versions, and cannot agree on a launch",
+        f"{name} uses roll-call protocol {protocol}, this node {PROTOCOL}",
+        why="the versions of ddplaunch differ, and cannot agree on a launch",
         fix="install the same version on all nodes: `ddplaunch --version`",
         where=name,
     )
@@ -215,7 +215,7 @@ def no_shared_secret(place: str) -> Finding:
         "join-secret-differs",
         f"this node and the roll call at {place} share no secret",
         why="nodes prove that they belong together by a secret that was given, or by `~/.local/state/ddplaunch/key`, a "
-        "file of their user; that is not alike on both, or a launch of somebody else listens there",
+        "file of their user; this node's is another one, or somebody else's launch listens there",
         fix=f"{_SECRET}; {_NO_ROLL_CALL}",
         where="DDPLAUNCH_JOIN_SECRET",
     )

@@ -35,7 +35,7 @@ class Gathered:
 
 
 def ask_all(links: Links, names: Sequence[str], start: Callable[[str], Link], question: Question) -> Gathered:
-    """Ask all hosts at once, after each was reached or found out of reach, and return their answers.
+    """Open a session with each host, ask all that can be reached at once, and return their answers.
 
     ``start`` opens the session of one host. Raises FileNotFoundError where there is no ssh.
     """
@@ -143,7 +143,7 @@ async def meet(links: Sequence[Link], port: int | None, address: str | None) -> 
                 "port-taken",
                 f"port {listening.port} cannot be used on {first.name}: {listening.problem}",
                 why="rank 0's host has to listen on it",
-                fix="leave `--master-port` away, and a free port is found; or name another one",
+                fix="omit `--master-port` to get a free port, or choose another one",
                 where=first.name,
             ),
         )
@@ -162,7 +162,7 @@ async def meet(links: Sequence[Link], port: int | None, address: str | None) -> 
             "hosts-not-connected",
             f"{names_text(cut_off)} cannot reach {first.name} at {' or '.join(addresses) or 'any address'} "
             f"port {listening.port}",
-            why="all ranks meet at rank 0's host; a firewall, a missing route or another network stands between",
+            why="all ranks meet at rank 0's host; a firewall, a missing route or separate networks prevent it",
             fix=f"open TCP between the hosts, or name an address of {first.name} that all reach: "
             "`--master-addr ADDRESS`; `--master-port PORT` where only some ports are open",
             where=tuple(cut_off),

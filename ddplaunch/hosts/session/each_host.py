@@ -120,8 +120,8 @@ class EachHost:
             self.problems += (
                 warning(
                     "host-silent",
-                    f"{place.host} says no more: {why_lost(link.status, link.stderr_text)}",
-                    why="what is shown of it ends here; the run has connections of its own",
+                    f"no more output from {place.host}: {why_lost(link.status, link.stderr_text)}",
+                    why="the session ended, but the run itself does not depend on it",
                     fix=f"`ssh {place.host} uptime` says whether it can be reached",
                     where=place.host,
                 ),

@@ -55,7 +55,7 @@ class FanOut:
 
     @property
     def _free(self) -> int:
-        """How many more sessions may wait for their host's first word."""
+        """How many more sessions may begin now."""
         return max(0, max(1, int(self._window)) - self._connecting)
 
     async def _reach(self, index: int, name: str) -> Link:

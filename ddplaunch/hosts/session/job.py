@@ -35,7 +35,7 @@ _CANNOT_START = 126
 
 
 class HostJob:
-    """The program, which writes to this process's stdout and stderr, and how far its end has got."""
+    """The program, which writes to this process's stdout and stderr, and ways to end it."""
 
     def __init__(self, order: Mapping[str, Any], stdout: int) -> None:
         """Start the program. ``order`` is the launcher's message: ``python``, ``run_id``, ``token``, ``grace_s``, and
@@ -43,7 +43,7 @@ class HostJob:
         """
         self._run = (str(order["run_id"]), os.geteuid(), str(order["token"]))
         self._grace_s = float(order["grace_s"])
-        self.told = False  # whether it was asked to end
+        self.told = False  # whether it was signalled to end
         with open(os.memfd_create("ddplaunch"), "w+b") as todo:
             todo.write(json.dumps(order).encode())
             todo.seek(0)
@@ -100,7 +100,7 @@ def run_job(order: dict[str, Any], lines: LineReader, stdout: int) -> int:
             _launcher_lost(job, str(order["record"]))
     job.sweep()
     if is_lost:
-        return OF_SSH  # a launcher that wakes up again takes this host for lost
+        return OF_SSH  # a launcher that wakes up again must see this host as lost
     status: int = job.process.returncode
     return min(status, OF_SSH - 1) if status >= 0 else 128 - status
 

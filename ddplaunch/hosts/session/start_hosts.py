@@ -17,7 +17,7 @@ from ddplaunch.records.first_failure import steady_s
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import listed
 
-_BEFORE_LOST_S = 5.0  # a beat is due every 2 s, and hosts end what they run when none comes within `--host-timeout`
+_BEFORE_LOST_S = 5.0  # standstills count from this much below `--host-timeout`: the last beat may be 2 s old
 _RECENT_S = 60.0
 _SETTLE_S = 1.0  # lets the others, which often fail as a consequence, end by themselves
 _KILLED_S = 20.0  # from SIGKILL to the end of everything on a host

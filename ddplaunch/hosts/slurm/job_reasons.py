@@ -39,20 +39,20 @@ ENDS: Mapping[str, JobEnding] = {
     "TIMEOUT": JobEnding(
         "time-limit",
         "reached its time limit",
-        "Slurm ends a job when its time is over; what the program did then is not the cause",
+        "Slurm ends a job at its time limit; errors that the program prints then are not the cause",
         "`--time` for more, or `--requeue --grace 120` if the script saves on SIGTERM and resumes",
     ),
     "OUT_OF_MEMORY": JobEnding(
         "host-out-of-memory",
         "used more host memory than it had",
-        "the kernel kills what goes over the job's memory",
+        "the kernel kills processes that exceed the job's memory",
         "`--mem` for more, or fewer DataLoader workers",
     ),
     "NODE_FAIL": JobEnding(
         "scheduler-error",
         "lost a node",
         "the node stopped answering Slurm",
-        "`--requeue` lets Slurm start the job again by itself; `sinfo -R` shows why nodes are away",
+        "`--requeue` lets Slurm start the job again by itself; `sinfo -R` shows why nodes are down",
     ),
     "PREEMPTED": JobEnding(
         "terminated",
@@ -62,8 +62,8 @@ ENDS: Mapping[str, JobEnding] = {
     ),
     "REQUEUED": JobEnding(
         "terminated",
-        "was taken back and queued again",
-        "Slurm does that for preemption and lost nodes, and for `scontrol requeue`; it starts over when there is room",
+        "was requeued",
+        "Slurm requeues a job after preemption or a lost node, or by `scontrol requeue`; it starts again on free nodes",
         "nothing, if the script resumes from its checkpoint; `squeue -j {job}` shows when it starts",
     ),
     "CANCELLED": JobEnding(
@@ -73,7 +73,7 @@ ENDS: Mapping[str, JobEnding] = {
         "`sacct -j {job} -o JobID,State,ExitCode` says by whom",
     ),
     "BOOT_FAIL": JobEnding(
-        "scheduler-error", "found a node that did not boot", "Slurm boots nodes for some jobs", "submit it again"
+        "scheduler-error", "got a node that did not boot", "Slurm boots nodes for some jobs", "submit it again"
     ),
     "DEADLINE": JobEnding(
         "scheduler-error", "missed its deadline", "it was submitted with one", "submit it again without `--deadline`"
@@ -141,8 +141,8 @@ def _diagnosed(end: JobEnding, what: str, job: str, said: str) -> Diagnosis:
 
 
 _NEVER: Mapping[str, str] = {
-    "PartitionNodeLimit": "the partition has not that many nodes",
-    "PartitionTimeLimit": "the time is over the partition's limit",
+    "PartitionNodeLimit": "the partition has fewer nodes",
+    "PartitionTimeLimit": "the time exceeds the partition's limit",
     "BadConstraints": "no node meets the constraint",
     "AccountNotAllowed": "the account may not use the partition",
     "QOSNotAllowed": "the QOS may not be used here",
@@ -167,7 +167,7 @@ _WAITS: tuple[tuple[str, str], ...] = (
     (r"PartitionConfig", "no node of the partition has what it asks for, unless Slurm has not looked yet"),
     (r"Dependency", "waits for another job"),
     (r"BeginTime", "may not start yet; a job that was requeued waits two minutes"),
-    (r"JobHeldUser", "held; `scontrol release JOB` lets it go"),
+    (r"JobHeldUser", "held; `scontrol release JOB` releases it"),
     (r"JobHeldAdmin", "held by an administrator"),
     (r"launch_failed_requeued_held|JobLaunchFailure", "could not be started on its node, and is held"),
     (r"ReqNodeNotAvail|NodeDown", "nodes that it needs are down, drained or reserved; `sinfo -R` says why"),
@@ -227,8 +227,8 @@ def _refuse_hopeless(job: str, state: JobState, environ: Mapping[str, str]) -> N
         error(
             "slurm-job-cannot-start",
             f"job {job} can never start: {state.reason}",
-            why=f"{why}; Slurm would let it wait for ever",
-            fix="ask for less, or elsewhere: `sinfo -o '%P %D %l %G'` shows partitions, nodes, time limits and GPUs; "
-            + ("the job was cancelled" if cancelled else f"`scancel {job}` takes it back"),
+            why=f"{why}; Slurm would let it wait forever",
+            fix="ask for less, or use another partition: `sinfo -o '%P %D %l %G'` shows nodes, time limits and GPUs; "
+            + ("the job was cancelled" if cancelled else f"`scancel {job}` cancels it"),
         )
     )

@@ -193,7 +193,7 @@ def _text(data: bytes) -> str:
 def _failed(lines: Sequence[str]) -> Finding:
     """Return the finding for a failed sbatch: its last line is the verdict, the one before it often the detail."""
     messages = [re.sub(r"^sbatch: (?:(?:error|fatal): )?", "", line).strip() for line in lines]
-    spoken = [line for line in messages if not line.startswith('Try "sbatch')] or ["it said nothing"]
+    spoken = [line for line in messages if not line.startswith('Try "sbatch')] or ["it printed no message"]
     verdict = spoken[-1].removeprefix("Batch job submission failed: ")
     everything = " ".join(spoken).lower()
     fix = next((fix for word, fix in _FIX if word in everything), "`--dry-run` prints the batch script to try by hand")
