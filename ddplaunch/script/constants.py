@@ -1,4 +1,4 @@
-"""Options that no number is passed to: the script sets their value itself, or counts it in other units than samples."""
+"""Reasons to pass no number to an option, and reasons to doubt that the script trains with what is passed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ddplaunch.script.names import FunctionNodes, at, dotted, is_number, last, l
 from ddplaunch.script.program import is_main_guard
 from ddplaunch.script.script_report import WORLD, DeclaredOption
 
-# The variables that the result of parsing arguments goes by.
+# Usual names of variables with parsed arguments.
 _NAMESPACES = frozenset({"args", "opt", "opts", "options", "hparams", "params", "FLAGS", "flags", "arguments"})
 _NAMESPACES |= {"cfg", "config", "conf"}
 _OVERWRITES = re.compile(
     r"(vars\(N\)|N\.__dict__)\.update|setattr\(N, (?!['\"])".replace("N", f"({'|'.join(_NAMESPACES)})")
 )
-# What says in which unit a batch is counted.
+# Names that choose the unit in which a batch is counted.
 _UNIT_NAME = re.compile(r"\bbatch_(?:size_)?(?:type|unit)\b")
 _TOKENS = re.compile(r"(?i)\btokens?\b")
 _OTHER_UNITS = re.compile(r"max-(?:duration|tokens)|(?:train-)?batch-(?:duration|tokens|size-tokens)|tokens-per-\S+")
@@ -25,9 +25,9 @@ _OF_BATCH = ("batch_size", "global_batch_size")
 
 
 def without_effect(option: DeclaredOption, flow: Flow) -> str:
-    """Return why a value of the option changes nothing, as a clause; empty if it may.
+    """Return why passing the option has no effect, as a clause; empty if it may have one.
 
-    The script sets it under no condition, to a constant or other options.
+    It has none if the script unconditionally assigns a constant, or the values of other options, to it.
     """
     for value, part in flow.assigned(option.dest):
         statement = part.source.parents.get(value)
@@ -42,9 +42,9 @@ def without_effect(option: DeclaredOption, flow: Flow) -> str:
     return ""
 
 
-# Libraries that take these keys of their configuration without the script's help.
+# Libraries that themselves train with the keys of their configuration.
 _CONFIGURED = frozenset({"mmengine", "yacs"})
-#: What trains with a number, by the function that gets it and the name there, and what that is in words.
+#: For each number a pattern of "FUNCTION PARAMETER" that trains with it, and what that is in words.
 ENDS = {
     "accum": (
         r"^(?:[A-Z]\w*|dict|\w*config) (?:gradient_accumulation_steps|accumulate_grad_batches)$",
@@ -63,9 +63,9 @@ _BATCH_ENDS = (rf"{LOADERS.pattern}\w* |^[A-Z]\w*(?:Arguments|Config) |^dict .*b
 
 
 def doubt_of(option: DeclaredOption, uses: Sequence[Use], flow: Flow, others: Collection[str]) -> str:
-    """Return why what is passed for a number may not be what trains, as a clause; empty where it was followed.
+    """Return why the script might not train with the number that is passed, as a clause; empty if it certainly does.
 
-    ``uses`` are all that were read, ``others`` what a batch may be divided by.
+    ``uses`` are all uses of options, ``others`` the numbers by which a batch may be multiplied or divided.
     """
     flag, meaning = option.flags[0], option.meaning or ""
     if option.kind == "Trainer":
@@ -91,7 +91,7 @@ def doubt_of(option: DeclaredOption, uses: Sequence[Use], flow: Flow, others: Co
 
 
 def _trains(option: DeclaredOption, use: Use, flow: Flow, others: Collection[str]) -> bool:
-    """Return whether ``use`` trains with the option's very number; accelerate steps a schedule once per rank."""
+    """Return whether ``use`` trains with exactly the option's number; accelerate steps a schedule once per rank."""
     factors = dict(use.product.powers)
     del factors[option.dest]
     if option.meaning == "lr":
@@ -109,7 +109,7 @@ def _trains(option: DeclaredOption, use: Use, flow: Flow, others: Collection[str
 
 
 def _steps_by(dest: str, flow: Flow) -> bool:
-    """Return whether a condition or loop on the option stands around a step of the optimizer or a backward pass."""
+    """Return whether a condition or loop on the option is around a step, a backward pass or ``zero_grad``."""
     for part in flow.parts:
         for call in part.calls_of("step", "backward", "zero_grad"):
             node = part.source.parents.get(call)
@@ -122,7 +122,7 @@ def _steps_by(dest: str, flow: Flow) -> bool:
 
 
 def _changed(option: DeclaredOption, flow: Flow) -> str:
-    """Return what makes another value of an option than what is passed, or refuses that, as a clause."""
+    """Return what changes or refuses the value that is passed for an option, as a clause; empty if nothing does."""
     flag, own = option.flags[0], option.parser in ("argparse", "click")
     if own and flow.is_own(option.kind or ""):
         return f"`{option.kind}` makes its value of what `{flag}` gets ({option.at})"

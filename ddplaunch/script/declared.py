@@ -1,4 +1,4 @@
-"""The values that arguments give to declared options, and the words that pass another one."""
+"""Reads the values that arguments pass for declared options, and makes the words that pass others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def given(args: Sequence[str], option: DeclaredOption, declared: Sequence[Declar
     A switch gives ``"True"`` or, spelled ``--no-…``, ``"False"``. ``declared`` are all options of the script; with
     them argparse's unambiguous abbreviations count too
     (https://docs.python.org/3/library/argparse.html#argument-abbreviations-prefix-matching).
-    Arguments behind ``--`` do not count, and an option without its value gives none.
+    Arguments after ``--`` do not count, and an option without its value gives none.
     """
     if option.spelling in ("k=v", "k v"):
         return tuple(_overrides(args, option))
@@ -51,7 +51,7 @@ def _overrides(args: Sequence[str], option: DeclaredOption) -> Iterator[str]:
 
 
 def spell(option: DeclaredOption, value: str) -> tuple[str, ...]:
-    """Return the words that pass a value for ``option``, without the option that they stand behind."""
+    """Return the words that pass a value for ``option``, without the option that they have to follow."""
     long = [flag for flag in option.flags if flag.startswith("--")]
     name = (long or list(option.flags))[0]
     return (name, value) if option.spelling in ("--k v", "k v") else (f"{name}={value}",)
@@ -63,8 +63,8 @@ _OVERRIDE = re.compile(r"(?:\+\+|[+~])?[\w.@/]+=")
 def arranged(args: Sequence[str], additions: Sequence[tuple[DeclaredOption, tuple[str, ...]]]) -> tuple[str, ...]:
     """Return ``args`` with the words of ``additions`` where the script takes them.
 
-    Options stand in front: behind a ``--`` of the script, or a positional that takes all the rest, they would be none.
-    Overrides stand behind their own option, beside others of their form, or at the end.
+    Options come first: after a ``--`` of the script, or after a positional that takes the rest, they would not be read.
+    Overrides follow their own option, the last override of their form, or come last.
     """
     result = list(args)
     front = [word for option, words in additions if option.front and not option.behind for word in words]

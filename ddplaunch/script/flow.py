@@ -2,8 +2,8 @@
 
 An expression is read as options and numbers of ranks that are multiplied and divided: ``args.lr * args.batch_size *
 get_world_size() / 256``. Names and attributes are followed through assignments, parameters and calls, so that a
-division counts wherever it is written. What is no product (a sum, a call of something unknown) becomes a factor of its
-own.
+division counts wherever it is written. Anything but a product (a sum, a call of an unknown function) becomes a factor
+of its own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LOCAL_NAME = re.compile(
     r"(?i)_?(?:n_?gpus?(?:_per_node)?|num_?gpus?(?:_per_node)?|gpus?_(?:num|count)|device_count|local_world_size)"
 )
 _DEVICE_LIST = re.compile(r"(?i)_?(?:\w+_)?(?:gpu|device|cuda)(?:s|_?ids?|_list)")
-#: The factor of an expression that is made of samples or ranks in a way that is not read.
+#: The factor of an expression that depends on samples or ranks in a way that is not understood.
 UNREAD = "?unread"
 _SYMBOLS = {"WORLD_SIZE": WORLD, "LOCAL_WORLD_SIZE": LOCAL_WORLD}
 _SYMBOLS |= dict.fromkeys(
@@ -55,14 +55,14 @@ _THROUGH = frozenset({"int", "float", "round", "max", "min", "abs", "ceil", "flo
 TALK = frozenset(
     {"print", "info", "debug", "warning", "log", "write", "format", "add_scalar", "set_postfix", "print_rank0"}
 )
-#: Functions that take a batch size for training, and such that take a warmup or a learning rate.
+#: Functions that take a batch size for training; below, those that take a warmup and those that take a learning rate.
 LOADERS = re.compile(r"(?i:loader|batchsampler|sampler\b|dataset\b|^rand(?:n|int)?\b)")
 _SCHEDULES = re.compile(r"(?i)sched|warm|cosine|anneal|lambda")
 OPTIMIZERS = re.compile(r"(?i:adam|sgd|lion|lamb\b|adafactor|rmsprop|muon|optim)")
 _OWN_NAMES = frozenset({"click", "fire", "jsonargparse"})
 _MANY = 8
 _DEPTH = 14
-#: Expressions to follow in one script: some 30 ms.
+#: Most expressions to follow in one script, in about 30 ms.
 _BUDGET = 20_000
 
 Place = tuple[ast.expr, ReachablePart]
@@ -71,7 +71,7 @@ Place = tuple[ast.expr, ReachablePart]
 class Product(NamedTuple):
     """``constant`` times options, numbers of ranks and unknown factors (``?…``) to their powers, by name.
 
-    Some ten thousand are made of one script, and a tuple takes a tenth of the time of a frozen dataclass.
+    A script may need ten thousand of them, and a tuple is made in a tenth of the time of a frozen dataclass.
     """
 
     constant: float = 1.0
@@ -140,12 +140,12 @@ class Flow:
         return self.known
 
     def forget(self, places: Collection[DeclaredAt]) -> None:
-        """Leave out what is assigned to attributes at these lines: values of a configuration that is read otherwise."""
+        """Forget assignments to attributes at these lines: the configuration reader has their values."""
         for name, bound in self._attributes.items() if places else ():
             self._attributes[name] = [(value, part) for value, part in bound if at(value, part.source) not in places]
 
     def assume(self, condition: str) -> None:
-        """Take what this condition keeps from running for what runs: a finding says how to have it the other way."""
+        """Treat code that only this condition keeps from running as running: a finding says how to change it."""
         self._assumed = condition
 
     def _runs(self, node: ast.AST, part: ReachablePart) -> bool:
@@ -165,7 +165,7 @@ class Flow:
                             yield Use(product, at(node, part.source), name, sink, runs, next(first, None))
 
     def made_of(self, value: ast.expr, part: ReachablePart) -> frozenset[str]:
-        """Return the options and numbers of ranks that an expression is a product of; none of any other expression."""
+        """Return the options and numbers of ranks of which an expression is a product; none if it has other factors."""
         names = frozenset(name for product in self._products(value, part) for name, _ in product.powers)
         return names if names <= {*self._options, WORLD, LOCAL_WORLD} else frozenset()
 
@@ -204,7 +204,7 @@ class Flow:
         return id(self.function_of(node, part) or part.source.tree)
 
     def bound(self, node: ast.AST, part: ReachablePart) -> list[Place]:
-        """Return the expressions behind a name, an attribute or ``config["name"]``: assigned ones, or arguments."""
+        """Return what is assigned to, or passed as, a name, an attribute or ``config["name"]``."""
         if isinstance(node, ast.Attribute):
             return self._attributes.get(node.attr, [])
         if isinstance(node, ast.Subscript):
@@ -242,7 +242,7 @@ class Flow:
                 yield value, where
 
     def _products(self, node: ast.expr, part: ReachablePart, depth: int = _DEPTH) -> tuple[Product, ...]:
-        """Return the products that an expression can be; empty where following it leads nowhere."""
+        """Return the products that an expression can be; empty if it cannot be followed."""
         if id(node) in self._values:
             return self._values[id(node)]
         self._left -= 1
@@ -253,7 +253,7 @@ class Flow:
         self._open.add(id(node))
         products = tuple(islice(dict.fromkeys(self._read(node, part, depth - 1)), _MANY))
         self._open.discard(id(node))
-        if not self._cut:  # otherwise it is a part of the answer, which holds on this way alone
+        if not self._cut:  # a cut answer is incomplete, and valid on this path only
             self._values[id(node)] = products
         self._cut = self._cut or outer
         return products
@@ -288,7 +288,7 @@ class Flow:
                 yield left.times(right, 1.0 if isinstance(node.op, ast.Mult) else -1.0)
 
     def _unread(self, inside: Sequence[ast.expr], node: ast.expr, part: ReachablePart, depth: int) -> Product:
-        """Return the factor of an expression that is no product; samples or ranks may be ``inside`` of it."""
+        """Return the factor of an expression that is not a product; ``inside`` may have samples or ranks."""
         names = {name for item in inside for product in self._products(item, part, depth) for name, _ in product.powers}
         return _factor(UNREAD if any(map(is_of_samples, names)) else f"?{id(node)}")
 
@@ -345,7 +345,7 @@ class Flow:
             yield _factor(LOCAL_WORLD if _LOCAL_NAME.fullmatch(name) else f"?{name}")
 
     def _is_parameter(self, node: ast.Name, part: ReachablePart, option: DeclaredOption) -> bool:
-        """Return whether ``node`` is what holds the option's value: a parameter for click or fire, or a global name."""
+        """Return whether ``node`` has the option's value: a parameter (click, fire, jsonargparse) or a global name."""
         function = self.function_of(node, part)
         if option.parser == "globals":
             own = function is not None and (id(function), node.id) in self._names

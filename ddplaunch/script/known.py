@@ -1,7 +1,7 @@
-"""What can be known of a script's expressions before it runs: which conditions hold in this launch, and which do not.
+"""Evaluates a script's expressions before it runs, to decide which conditions hold in this launch.
 
-Only literals and options with their passed value or literal default are known. Everything else is
-``UNKNOWN``, and a condition on it decides nothing.
+Known are literals, options with their passed value or literal default, and that torchrun sets its variables. Everything
+else is ``UNKNOWN``, and so is a condition that depends on it.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ TORCHRUN_NAMES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZ
 
 
 class Known:
-    """Decides conditions from ``options``: values by destination.
+    """Decides conditions from the values of ``options``, by destination.
 
-    ``bound`` gives the expressions that a name or attribute stands for, each with the part that it is in. It is
-    known if all of them that can run have one value.
+    ``bound`` returns the expressions that are assigned to a name or attribute, each with its part of the program. The
+    name is known if all of them that can run have the same value.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Known:
         return self._options.get(dest, UNKNOWN)
 
     def runs(self, node: ast.AST, part: ReachablePart) -> bool:
-        """Return False if a condition around ``node`` certainly does not hold."""
+        """Return whether ``node`` may run: False only if a condition around it certainly does not hold."""
         return self.obstacle(node, part) is None
 
     def obstacle(self, node: ast.AST, part: ReachablePart) -> ast.expr | None:
@@ -104,7 +104,7 @@ class Known:
     def decide(self, test: ast.expr, part: ReachablePart) -> bool | None:
         """Return whether the condition holds, or None."""
         if id(test) not in self._decided:
-            self._decided[id(test)] = None  # a condition that depends on itself
+            self._decided[id(test)] = None  # in case the condition depends on itself
             value = self.value(test, part)
             self._decided[id(test)] = None if value is UNKNOWN else bool(value)
         return self._decided[id(test)]
@@ -121,7 +121,7 @@ class Known:
             return UNKNOWN
         try:
             return self._value(node, part, depth - 1)
-        except Exception:  # an expression of the script that would fail there too, or that means something else
+        except Exception:  # it would fail in the script too, or means something else there
             return UNKNOWN
 
     def _value(self, node: ast.expr, part: ReachablePart, depth: int) -> object:
@@ -178,14 +178,14 @@ class Known:
 
     def _named(self, node: ast.Name | ast.Attribute, part: ReachablePart, depth: int) -> object:
         name = dotted(node, part.aliases)
-        if name == "__name__":  # of imported files, what runs as a script only is no part
+        if name == "__name__":  # no part has the main guard of an imported file
             return "__main__"
         if isinstance(node, ast.Attribute):
             return self._assigned(node.attr, self._options.get(node.attr, UNKNOWN), node, part, depth)
         return self._assigned(f"name {node.id}", UNKNOWN, node, part, depth)  # `args.gpu = gpu`: not the same
 
     def _assigned(self, key: str, option: object, node: ast.expr, part: ReachablePart, depth: int) -> object:
-        """Return the one value that all assignments of a name, an attribute or a key have, and the option of it."""
+        """Return the value that all assignments of a name, attribute or key, and its option, have; else UNKNOWN."""
         if key in self._open:  # `args.gpu = gpu` in a function that gets `args.gpu`
             return option
         self._open.add(key)

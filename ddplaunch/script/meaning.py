@@ -1,7 +1,7 @@
 """Which number of the plan an option stands for: by its name, its help, and what the script does with its value.
 
 Five numbers are read: the batch of a rank, the batch of all ranks, accumulation, learning rate and warmup. An option
-that counts something else takes none: the report says so, and what to say on the command line.
+that counts something else gets none: the report says so, and what to type instead.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ddplaunch.script.names import at, is_number, is_one_of_names, last_word, me
 from ddplaunch.script.script_report import LOCAL_WORLD, WORLD, DeclaredAt, DeclaredOption, Instead, LrRule, Meaning
 from ddplaunch.values.frozen import dataclass
 
-# Names whose type must fit too.
+# Names that count only if the type of the option fits.
 _UNSURE = frozenset({"batch", "b", "bs", "warmup", "t-warmup", "accumulate", "accumulation", "batch-split"})
-# Names that say themselves that they count one rank's samples.
+# Names of options that count one rank's samples.
 _RANK_NAME = re.compile(r"per-(?:gpu|device|proc|rank|replica)|^device-|^local-|^micro|samples-per|-gpu$")
 _TOTAL_HELP = re.compile(
     r"(?i)\b(?:total|global|effective|overall)\b[^.;(]{0,24}\bbatch|\bbatch[^.;]{0,30}\b(?:in total|globally)\b"
@@ -30,7 +30,7 @@ _RANK_HELP = re.compile(
     r"(?:gpu|device|process|rank|worker|card)\b|\blocal batch"
 )
 _NODE_HELP = re.compile(r"(?i)\bper[- _](?:node|machine|host)\b|\b(?:each|every|a single) (?:node|machine|host)\b")
-# A batch size that only a learning rate is scaled from.
+# Help of a batch size that is only used to scale a learning rate.
 _FOR_RATES = re.compile(r"(?i)\bfor (?:auto[- ]?)?(?:re)?scal(?:e|ing) (?:of )?(?:the )?(?:lr\b|learning[- ]rate)")
 _TOKENS = re.compile(r"(?i)\btokens?\b")
 _NOT_TO_SET = re.compile(
@@ -54,7 +54,7 @@ class Understood:
 
 
 def candidate(option: DeclaredOption) -> Meaning | None:
-    """Return the number that the option's name, type and help speak of, or None.
+    """Return the number that the option's name, type and help stand for, or None.
 
     None also for one that its help advises against, for a count whose type or default is a fraction, and for text.
     """
@@ -77,7 +77,7 @@ def candidate(option: DeclaredOption) -> Meaning | None:
 
 
 def fits(name: str, meaning: str, option: DeclaredOption) -> bool:
-    """Return whether an option's type and default are those of a number that it is called after."""
+    """Return whether an option's type and default fit the number that ``name`` stands for."""
     default = option.default
     integral = default is not None and default.replace("_", "").lstrip("+-").isdigit()
     if option.kind in ("str", "bool", "Path"):
@@ -91,7 +91,7 @@ def fits(name: str, meaning: str, option: DeclaredOption) -> bool:
 
 
 def understood(options: Sequence[DeclaredOption], flow: Flow) -> Understood:
-    """Return what each option stands for, and why others take no number."""
+    """Return what each option stands for, and why some get no number."""
     candidates = [candidate(option) for option in options]
     instead: list[Instead] = []
     computed = {option.dest for option in options if _NOT_TO_SET.search(option.help)}
@@ -117,7 +117,7 @@ _OF_LOSS = re.compile(r"(?i)loss|backward|grad(?!.*acc)|\bscale$")
 
 
 def added_up(options: Sequence[DeclaredOption], flow: Flow) -> DeclaredAt | None:
-    """Return where gradients are computed of a loss that nothing divides by the accumulation, as far as is seen."""
+    """Return a call of ``backward``, if nothing is seen that divides the loss by the accumulation; else None."""
     accums = {option.dest for option in options if option.meaning == "accum"}
     for use in flow.uses(accums):
         powers = dict(use.product.powers)
@@ -172,7 +172,7 @@ class _Reader:
         return replace(option, meaning=meaning)
 
     def _doubt(self, option: DeclaredOption, meaning: Meaning, clause: str, *words: str) -> None:
-        """Note that an option does not count what the plan passes, with the words that would say what it counts."""
+        """Note that an option does not count what the plan passes, with the words that state its unit."""
         name = option.flags[0]
         fix = " or ".join(f"`--batch-option={name}:{word}`" for word in words)
         self.doubts.append(Instead(meaning, clause, fix or f"pass `{name}` yourself after `--`"))
@@ -180,7 +180,7 @@ class _Reader:
     def _divided(
         self, option: DeclaredOption, own: Sequence[Use], divisors: Sequence[str], only: set[str] | None = None
     ) -> str | None:
-        """Return where the option is divided by one of the numbers, as a clause; ``only`` by these if given."""
+        """Return where the option is divided by one of the numbers, as a clause; ``only`` limits the other factors."""
         for use in own:
             names = {name for name, _ in use.product.powers} - {option.dest}
             by = next((name for name in divisors if use.product.power(name) == -1), None)
@@ -197,7 +197,7 @@ class _Reader:
         others = self.batches - {option.dest}
         parts = self.accums | others
         counting = {*parts, option.dest, WORLD, LOCAL_WORLD}
-        # where the accumulation is multiplied in, it is what was divided
+        # a product with the accumulation is the batch before its division
         counted = [
             use
             for use in own
@@ -270,14 +270,14 @@ class _Reader:
             use.product.power(dest) == 1 and use.product.power(WORLD) == -1 for use in self.uses for dest in by_batch
         )
         worlds = {dict(rule.powers).get(WORLD) for rule in rules if rule.at == best.at}
-        # of a batch before or after it was divided, or one of several rules that is chosen as it runs
+        # the batch may be that before its division, or the script chooses one of several rules when it runs
         if (shared and len(worlds) > 1) or not all(_is_part(rule, best) for rule in rules):
             return replace(best, powers=(*best.powers, (UNREAD, 1.0)))
         return best
 
 
 def _is_part(rule: LrRule, whole: LrRule) -> bool:
-    """Return whether a rule is the whole one, what the whole one was made of, or a schedule of it."""
+    """Return whether a rule is ``whole``, or uses no other factors: a step towards it, or its schedule."""
     return rule.at == whole.at or set(rule.powers) <= set(whole.powers)
 
 
@@ -291,9 +291,9 @@ def _shared(options: Sequence[DeclaredOption]) -> dict[Meaning, list[DeclaredOpt
 
 
 def _without_ambiguous(options: Sequence[DeclaredOption], doubtful: Collection[Meaning]) -> Iterator[DeclaredOption]:
-    """Yield the options, those of an ambiguous meaning without it unless one of them is plainly meant.
+    """Yield the options; of several with one meaning, only one that is plainly meant keeps it.
 
-    Without a batch of one rank that of all alone would not make the one that was planned, nor the other way round.
+    If the batch of one rank is in doubt, that of all ranks gets none either: alone it would not make the planned batch.
     """
     shared = _shared(options)
     plain = {meaning: _plain(meaning, group) for meaning, group in shared.items()}

@@ -1,4 +1,4 @@
-"""Mistakes of distributed training that can be read in a script's source, each with the line that should stand there.
+"""Finds mistakes of distributed training in a script's source, and returns each with the corrected line.
 
 Mistakes that show in the ranks' first steps are left to ``watch``.
 """
@@ -24,13 +24,13 @@ Place = tuple[ast.Call, ReachablePart]
 
 
 def mistakes_of(program: Program, parts: Sequence[ReachablePart], flow: Flow) -> tuple[Mistake, ...]:
-    """Return the mistakes of a program, each place once."""
+    """Return the mistakes of a program."""
     groups = list(_calls(INIT, parts, flow))
     return (*_written_down(groups, parts, flow), *_threads_of_one_process(program, parts, flow))
 
 
 def _calls(full_names: frozenset[str], parts: Sequence[ReachablePart], flow: Flow) -> Iterator[Place]:
-    """Yield the calls of functions and classes by their full names that no condition keeps from running."""
+    """Yield the calls of functions and classes with these full names, unless a condition keeps them from running."""
     for part in parts:
         for call in part.calls_of(next(iter(full_names)).rpartition(".")[2]):
             if dotted(call.func, part.aliases) in full_names and flow.known.runs(call, part):
@@ -38,7 +38,7 @@ def _calls(full_names: frozenset[str], parts: Sequence[ReachablePart], flow: Flo
 
 
 def _is_tried(node: ast.AST, part: ReachablePart) -> bool:
-    """Return whether ``node`` stands in a ``try``, in its body or in what is done instead."""
+    """Return whether ``node`` is in any branch of a ``try`` statement of its function."""
     parent = part.source.parents.get(node)
     while parent is not None and not isinstance(parent, (ast.Try, *FunctionNodes)):
         parent = part.source.parents.get(parent)
@@ -46,7 +46,7 @@ def _is_tried(node: ast.AST, part: ReachablePart) -> bool:
 
 
 def _written_down(groups: Sequence[Place], parts: Sequence[ReachablePart], flow: Flow) -> Iterator[Mistake]:
-    """Yield an address or port of the script's own in the place of torchrun's."""
+    """Yield addresses and ports that the script sets itself, although torchrun sets them."""
     by_environment = False
     for call, part in groups:
         if all(item.arg for item in call.keywords) and not any(isinstance(item, ast.Starred) for item in call.args):
@@ -66,7 +66,7 @@ def _written_down(groups: Sequence[Place], parts: Sequence[ReachablePart], flow:
             target, value = node.targets[0], string(node.value)
             named = isinstance(target, ast.Subscript) and is_environ(target.value, part) and string(target.slice)
             tests = (ast.unparse(test) for test, _ in flow.known.conditions(node, part))
-            # certainly before a group: at the top, or in a group's function
+            # certainly before the set-up of a group: at the top level, or in the same function
             certain = flow.function_of(node, part) in around and all("__name__" in test for test in tests)
             if named == "MASTER_PORT" and value is not None and certain and not _is_tried(node, part):
                 corrected = f'os.environ.setdefault("MASTER_PORT", "{value}")'
@@ -74,13 +74,13 @@ def _written_down(groups: Sequence[Place], parts: Sequence[ReachablePart], flow:
 
 
 def _threads_of_one_process(program: Program, parts: Sequence[ReachablePart], flow: Flow) -> Iterator[Mistake]:
-    """Yield a DataParallel whose ranks would each use all GPUs, where all of the program was read and sets up none."""
+    """Yield a DataParallel of which each rank would use all GPUs: all files were read, and none sets up a group."""
     whole = program.complete and all(record.package in KNOWN_PACKAGES for _, record in program.foreign)
     if not whole or any(_GROUPS.search(file.text) for file in program.files.values()):
         return
     for call, part in _calls(_THREADS, parts, flow):
         model = ast.unparse(call.args[0]) if call.args else "model"
-        # scripts of DataParallel move the model to the first GPU, or later
+        # scripts with DataParallel move the model to the first GPU, or move it later
         corrected = f"DistributedDataParallel({model}.to({_LOCAL_RANK}), device_ids=[{_LOCAL_RANK}])"
         parent = part.source.parents.get(call)
         owner = f"{dotted(parent.targets[0], {})} = " if isinstance(parent, ast.Assign) else ""

@@ -1,4 +1,4 @@
-"""Import statements and the local files behind them, names and literals in expressions, and what numbers are called."""
+"""Reads imports and finds their local files; reads names and literals, and the numbers that names stand for."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def records_of(nodes: Iterable[ast.AST]) -> Iterator[ImportRecord]:
 
 
 def records_of_text(text: str) -> Iterator[ImportRecord]:
-    """Yield the imports of a file without parsing it, by pattern; lines inside of strings may be among them."""
+    """Yield the imports of a file by pattern, without parsing it; they may include lines inside strings."""
     line, counted = 0, 0
     text = f"\n{text}"  # a pattern that begins with this character is found twice as fast as one for line starts
     for match in _STATEMENT.finditer(text):
@@ -71,7 +71,7 @@ def _aliases(text: str) -> Iterator[tuple[str, str]]:
 
 
 class Roots:
-    """The directories of local imports: the script's, the working directory, its ``src``, and ``search`` below it.
+    """The directories of local imports: the script's, the working directory, its ``src``, entries of ``search`` there.
 
     Installed packages are never local.
     """
@@ -84,7 +84,7 @@ class Roots:
         self._found: dict[Path | None, dict[tuple[str, ...], Path | None]] = {}
 
     def file_of(self, importer: Path, record: ImportRecord, name: str = "") -> Path | None:
-        """Return the local file that the imported module, or its submodule ``name``, lives in."""
+        """Return the local file of the imported module, or of its submodule ``name``; None if it is not local."""
         parts = tuple(record.module.split(".")) if record.module else ()
         return self._file_at(importer, record.level, (*parts, name) if name else parts)
 
@@ -137,7 +137,7 @@ class Roots:
 
 
 def aliases_of(source: ParsedFile) -> dict[str, str]:
-    """Return the full names of a file's imported names: ``mp`` is ``torch.multiprocessing``."""
+    """Map a file's imported names to their full names: ``mp`` to ``torch.multiprocessing``."""
     names: dict[str, str] = {}
     for record in records_of(source.imports):
         dots = "." * record.level
@@ -202,7 +202,7 @@ def literal(node: ast.AST | None, source: ParsedFile) -> str | None:
 
 
 def is_computed(node: ast.AST | None) -> bool:
-    """Return whether a default is there that is no literal."""
+    """Return whether there is a default that is not a literal."""
     number = node.operand if isinstance(node, ast.UnaryOp) else node
     return number is not None and not isinstance(number, ast.Constant)
 
@@ -256,7 +256,7 @@ def destination(flags: Iterable[str]) -> str:
     return (long or list(flags))[0].lstrip("-").replace("-", "_") if flags else ""
 
 
-# Names that the patterns below do not have, or whose type they would not be sure of.
+# Names that the patterns below do not match, or that are clear without a look at the option's type.
 _NAMES: dict[str, str] = {
     "batch_size": "b samples-per-gpu batch-per-gpu imgs-per-gpu images-per-gpu ims-per-gpu batch-gpu",
     "global_batch_size": "global-batch total-batch ims-per-batch",
@@ -303,13 +303,13 @@ _COMPOSED: tuple[tuple[str, re.Pattern[str]], ...] = (
 
 @lru_cache
 def meaning_of(name: str) -> str | None:
-    """Return the number that a name in lower case with dashes speaks of."""
+    """Return the number of the plan that a name stands for; ``name`` is in lower case with dashes."""
     composed = (meaning for meaning, pattern in _COMPOSED if pattern.fullmatch(name))
     return _MEANINGS.get(name) or next(composed, None)
 
 
 def is_one_of_names(name: str) -> bool:
-    """Return whether a name stands in the list of names, with no pattern that it follows."""
+    """Return whether a name is in the list of names above, whether or not it matches a pattern too."""
     return name in _MEANINGS
 
 
@@ -319,7 +319,7 @@ def last_word(flag: str) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Return whether a text reads as a number."""
+    """Return whether ``float`` accepts a text."""
     try:
         float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Where a script sets up process groups, starts its own processes and reads its environment."""
+"""Finds how a script sets up process groups, starts its own ranks, and learns its rank and its GPU."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _LAUNCHERS = re.compile(r"(?i)torchrun|torch\.distributed\.(?:launch|run)|accele
 _RANK_NAMES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "GROUP_RANK"})
 _OWN_RANK = re.compile(r"[\"']LOCAL_RANK[\"']")
 _SETS_UP = frozenset({"init_process_group", "init_device_mesh"})
-# Functions of libraries that start a function once per GPU, whatever started them.
+# Functions of libraries that start a function once per GPU, under torchrun too.
 _LIBRARIES = frozenset({"detectron2.engine.launch", "detectron2.engine.launch.launch", "fastreid.engine.launch"})
 _LIBRARIES |= {"yolox.core.launch", "gsplat.distributed.cli", "accelerate.notebook_launcher"}
 _LIBRARIES |= {"ray.train.torch.TorchTrainer", "torch.distributed.launcher.api.elastic_launch"}
-# The last names of what can start ranks, unless it is a function of `subprocess` or gets `nprocs`.
+# Last names of functions that can start ranks, besides those of `subprocess` and those that get `nprocs`.
 _STARTERS = frozenset(name.rpartition(".")[2] for name in _LIBRARIES)
 _STARTERS |= {"spawn", "start_processes", "Process", "system"}
 _DEVICES = re.compile(r"(?i)n_?gpus?|num_gpus|gpu_count|(?:gpu|device)s|(?:gpu|device)_ids|device_count|world_size")
@@ -63,7 +63,7 @@ def _trains(names: Iterable[tuple[str, str]], text: str) -> bool:
 _ASKED = ("batch_size", "global_batch_size", "accum", "lr", "warmup_steps")
 
 
-# Nodes that give a value to a name, or only look at it.
+# Nodes that assign a value to a name, or only test or print it.
 _KEEPING: tuple[type[ast.AST], ...] = (ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.Compare, ast.BoolOp, ast.UnaryOp)
 _KEEPING += (ast.If, ast.IfExp, ast.Expr, ast.FormattedValue)
 # Functions that record what they get, as in ``wandb.config.update(ddplaunch.current().asdict())``.
@@ -71,7 +71,7 @@ _RECORDING = TALK | {"update", "init", "log_params", "log_hyperparams", "dump", 
 
 
 def current_numbers(parts: Sequence[ReachablePart], flow: Flow) -> tuple[str, ...]:
-    """Return the numbers that the program reads from ``ddplaunch.current()``; all where that goes out of sight."""
+    """Return the numbers that the program reads from ``ddplaunch.current()``; all if that cannot be followed."""
     if not any(name.partition(".")[0] == "ddplaunch" for part in parts for name in part.aliases.values()):
         return ()
     found = set()
@@ -111,10 +111,10 @@ def _function_over(node: ast.AST | None, part: ReachablePart) -> ast.expr | None
 
 @dataclass(frozen=True)
 class GroupSetUp:
-    """How a script's ranks come to know of each other.
+    """How a script starts ranks and sets up their process group.
 
-    ``spawns`` is where it starts its own ones; ``alone`` if its process group is set up nowhere else. ``off`` is where
-    it would set one up if ``condition`` were the other way, ``switches`` are the options that it depends on.
+    ``spawns`` is where it starts its own ranks; ``alone`` is True if only those set up a group. ``off`` is where it
+    would set one up if ``condition`` had the other value; ``switches`` are the options that this depends on.
     """
 
     spawns: DeclaredAt | None = None
@@ -142,7 +142,7 @@ def ranks_of(parts: Sequence[ReachablePart], flow: Flow, options: Sequence[Decla
         return GroupSetUp()
     spawning = {condition_text(test): place for place in outside.spawns for test, _ in flow.known.conditions(*place)}
     for (call, part), obstacle in zip(set_ups, obstacles, strict=True):
-        # what would set up a group would start ranks too
+        # the condition that would let it set up a group would start ranks too
         if obstacle is not None and condition_text(obstacle[0]) in spawning:
             place = spawning[condition_text(obstacle[0])]
             return GroupSetUp(at(place[0], place[1].source), True)
@@ -157,7 +157,7 @@ def ranks_of(parts: Sequence[ReachablePart], flow: Flow, options: Sequence[Decla
                     return GroupSetUp(at(place[0], place[1].source), True)
             found = [option for option in options if option.dest in behind]
             found = [option for option in found if flow.known.turns(option.dest, obstacle[0], obstacle[1])]
-            found = [option for option in found if not option.required] or found  # a file of settings is given anyway
+            found = [option for option in found if not option.required] or found  # a required option is given anyway
             switches = tuple(dict.fromkeys(f"{option.behind} {option.flags[0]}".strip() for option in found))
             if switches:
                 return GroupSetUp(off=at(call, part.source), switches=switches, condition=condition_text(obstacle[0]))
@@ -166,7 +166,7 @@ def ranks_of(parts: Sequence[ReachablePart], flow: Flow, options: Sequence[Decla
 
 
 def device_from_option(parts: Sequence[ReachablePart], flow: Flow, option: DeclaredOption) -> DeclaredAt | None:
-    """Return where the script takes its GPU from ``option``, its local rank, and from nothing that torchrun sets."""
+    """Return where the script takes its GPU from ``option``, a local rank, if it never reads LOCAL_RANK."""
     if option.computed or any(_OWN_RANK.search(part.source.text) for part in parts):
         return None
     for part in parts:
@@ -188,7 +188,7 @@ def _set_ups(parts: Sequence[ReachablePart]) -> list[tuple[ast.Call, ReachablePa
 
 
 def rank_of_another_launcher(parts: Sequence[ReachablePart], flow: Flow) -> tuple[str, DeclaredAt] | None:
-    """Return what tells the script its rank, and where, if that is MPI or Horovod and nothing that torchrun sets."""
+    """Return the launcher (Slurm, MPI, Horovod) from which the script takes its rank, and where; None for torchrun."""
     names = {name for part in parts for name in environment_names(part)}
     set_ups = [call for call, _ in _set_ups(parts)]
     for part in parts if set_ups and "RANK" not in names else ():
@@ -216,7 +216,7 @@ _SPAWN: Final[_Obstacle] = (ast.Constant("started by the script itself"), None)
 
 
 class _Outside:
-    """Follows a node up to what calls it, other than processes that the script starts."""
+    """Follows a node up to its callers, to see whether it can run outside of ranks that the script itself starts."""
 
     def __init__(self, parts: Sequence[ReachablePart], flow: Flow) -> None:
         self.parts, self.flow = parts, flow
@@ -274,7 +274,7 @@ def _says_rank(call: ast.Call) -> bool:
 
 
 def _sets_rank(part: ReachablePart) -> bool:
-    """Return whether a part says itself which rank it is: ``os.environ["RANK"] = str(rank)``."""
+    """Return whether a part sets its own rank: ``os.environ["RANK"] = str(rank)``."""
     nodes = (node for node in part.of(ast.Subscript) if isinstance(node, ast.Subscript))
     own = (node for node in nodes if isinstance(node.ctx, ast.Store) and is_environ(node.value, part))
     return any(string(node.slice) == "RANK" for node in own)
@@ -322,7 +322,7 @@ def _counts_ranks(loop: ast.For | None) -> bool:
 
 
 def _is_certain(call: ast.Call, part: ReachablePart, flow: Flow, seen: frozenset[int] = frozenset()) -> bool:
-    """Return whether a call runs under no condition but the main guard and counts of devices; a library's always."""
+    """Return whether the main guard and counts of devices are the only conditions of a call; True for libraries."""
     if not seen and _is_of_a_library(call, part):
         return True
     around = [(ast.unparse(test), wanted) for test, wanted in flow.known.conditions(call, part)]

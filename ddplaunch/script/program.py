@@ -15,12 +15,12 @@ from ddplaunch.script.source import ParsedFile, SyntaxProblem, digest_of, parse,
 
 _FILE_LIMIT = 40
 _DEPTH_LIMIT, _DEPTH_OF_PROMISING = 3, 5
-# Characters of imported files to parse: every launch does it, and these take about 50 ms.
+# Characters of imported files to parse at every launch, in about 50 ms.
 _PARSED_LIMIT = 150_000
-_SMALL = 1000  # characters of a file that hands on what others define
+_SMALL = 1000  # a file of fewer characters may only re-export what others define
 
-# Files with these words are parsed first: they can declare options. Those of the second line can set up processes, and
-# one with a word of the third may multiply or divide by the number of ranks, or accumulate, what the script gives it.
+# Files with these words are parsed, in this order. Words of the first group declare options, those of the second start
+# processes or set up groups, and those of the third use the number of ranks, accumulate or load data.
 _WORDS = (
     "add_argument|click.|import click|Fire(|HfArgumentParser|TrlParser|tyro|simple_parsing|jsonargparse"
     "|pyrallis|draccus|hydra|OmegaConf|parse_known_args|exec(|docopt|(Tap)|tapify|gen_parser_from_dataclass"
@@ -31,7 +31,7 @@ _WORDS = (
     "world_size|ngpu|n_gpu|num_gpus|device_count|ddplaunch|accum|update_freq|DataLoader(",
 )
 _WORTH = tuple(tuple(line.split("|")) for line in _WORDS)
-# Parts of the names of modules that rather lead to options and process groups than others.
+# Parts of names of modules that are likely to have options or process groups.
 _PROMISING = re.compile(r"(?i)arg|opt(?!im)|pars|conf|cfg|flag|param|cli\b|setup|dist|init|launch|train|main|run")
 
 
@@ -48,7 +48,7 @@ class LocalFile:
 
     @cached_property
     def definitions(self) -> frozenset[str]:
-        """The names of its functions and classes, and of those inside of them."""
+        """The names of its functions and classes, nested ones included."""
         return frozenset(re.findall(r"^\s*(?:def|class)\s+(\w+)", self.text, re.MULTILINE))
 
 
@@ -72,7 +72,7 @@ class Program:
         return tuple((file.shown, digest_of(file.text)) for file in self.files.values())
 
     def tree_of(self, path: Path) -> ParsedFile | None:
-        """Return the parsed file at ``path``; parse it now if it was not parsed for its words."""
+        """Return the parsed file at ``path``, and parse it if ``follow`` did not; None if it cannot be."""
         file = self.files.get(path)
         if file is None:
             return None
@@ -105,7 +105,7 @@ class Program:
         return file is not None and name in file.definitions
 
     def modules_of(self, file: LocalFile) -> dict[str, Path]:
-        """Return the local files behind names that are modules: ``import args``, ``from pkg import cli``."""
+        """Map names of imported local modules to their files: ``import args``, ``from pkg import cli``."""
         found: dict[str, Path] = {}
         for record in file.records:
             if not record.names:

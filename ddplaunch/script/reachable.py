@@ -1,6 +1,6 @@
 """The parts of a program that can run when the script starts, found by following names.
 
-Functions that nothing refers to, and the `main` of an imported module, may declare options that the script lacks.
+Functions that nothing refers to, and main guards of imported files, are left out: the script has none of their options.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ddplaunch.script.program import LocalFile, Program, is_main_guard
 from ddplaunch.script.source import ParsedFile
 from ddplaunch.values.frozen import dataclass
 
-# Three of four nodes are of these kinds, for which few look.
+# Three of four nodes are of these kinds, which are seldom asked for.
 _SMALL: frozenset[type[ast.AST]] = frozenset({ast.Name, ast.Constant, ast.Attribute, ast.keyword, ast.arg})
 _ENVIRONMENT = re.compile("environ|getenv")
 _Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -40,7 +40,7 @@ class ReachablePart:
         return self.of(ast.Call)  # type: ignore[return-value]
 
     def calls_of(self, *names: str) -> list[ast.Call]:
-        """Return the calls of what has one of these names, here or where it was imported from, in their order."""
+        """Return the calls of anything with one of these names, here or where it was imported from, in source order."""
         found = [each for name in names for each in self._calls_by_name.get(name, ())]
         return [call for _, call in (sorted(dict(found).items()) if len(names) > 1 else found)]
 

@@ -108,7 +108,7 @@ class FileText:
 class ParsedFile:
     """A parsed file: ``shown`` is its path as users see it, ``parents`` maps each node to its parent.
 
-    ``starts`` are the positions of its top-level statements among its ``nodes``; those inside of each follow it.
+    ``starts`` are the positions of its top-level statements among its ``nodes``; nodes inside a statement follow it.
     """
 
     path: Path
@@ -182,7 +182,7 @@ def parse(path: Path, shown: str, text: str) -> ParsedFile | SyntaxProblem:
     return ParsedFile(path, shown, text, tree, parents, tuple(nodes), tuple(starts))
 
 
-# Fields of contexts and operators, and of names.
+# Fields that are not followed: contexts, operators, and texts such as names.
 _NO_NODES = frozenset({"ctx", "op", "ops", "id", "attr", "arg", "asname", "module", "level", "type_comment"})
 # For each kind of node the fields that can hold nodes, the last first; a name and a constant have none.
 _FIELDS: dict[type[ast.AST], tuple[str, ...]] = {ast.Name: (), ast.Constant: ()}
@@ -211,7 +211,7 @@ def _walk_below(top: ast.AST, parents: dict[ast.AST, ast.AST], nodes: list[ast.A
         fields = _FIELDS.get(kind)
         if fields is None:
             fields = _FIELDS[kind] = tuple(name for name in reversed(kind._fields) if name not in _NO_NODES)
-        for name in fields:  # from the last to the first, as they have to lie on the stack
+        for name in fields:  # last first, so that the first is on top of the stack
             value = getattr(node, name, None)
             if isinstance(value, list):
                 for item in reversed(value):
@@ -224,7 +224,7 @@ def _walk_below(top: ast.AST, parents: dict[ast.AST, ast.AST], nodes: list[ast.A
 
 
 def digest_of(text: str) -> str:
-    """Return what tells this text from any other one that a person would write."""
+    """Return a digest of 64 bits in hex, which tells apart texts that nobody chose to collide."""
     return blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
 

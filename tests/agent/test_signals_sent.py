@@ -208,8 +208,8 @@ def test_a_signal_that_no_rank_catches_does_nothing_and_one_that_all_processes_g
         guarded.attempt([WAIT])
         until(lambda: b"up" in guarded.file("attempt-0/rank-0.out"), "the rank runs")
         guarded.signalled(signal.SIGUSR1)
-        until(lambda: b"SIGUSR1 came" in (tmp_path / "err").read_bytes(), "it is said")
-        assert (tmp_path / "err").read_bytes() == b"ddplaunch: SIGUSR1 came, and no rank catches it: nothing is done\n"
+        until(lambda: b"SIGUSR1 received" in (tmp_path / "err").read_bytes(), "it is said")
+        assert (tmp_path / "err").read_bytes() == b"ddplaunch: SIGUSR1 received, but no rank catches it: ignored\n"
         guarded.guard.send_signal(signal.SIGUSR2)
         guarded.signalled(signal.SIGUSR2)
         time.sleep(1)

@@ -86,7 +86,7 @@ def test_another_program_at_the_port_hears_nothing(port: int) -> None:
             heard = connection.recv(100)
         verdict = node.result(60)
     assert heard == b""
-    assert "is no roll call" in verdict.findings[0].what
+    assert "no roll call at" in verdict.findings[0].what
 
 
 def test_strangers_do_not_disturb(port: int) -> None:

@@ -177,4 +177,4 @@ class LauncherSignals:
                 self._run.say(f"ddplaunch: {name} passed on to {count(len(told), 'rank')}\n")
             else:
                 self.announced = None
-                self._run.say(f"ddplaunch: {name} came, and no rank catches it: nothing is done\n")
+                self._run.say(f"ddplaunch: {name} received, but no rank catches it: ignored\n")

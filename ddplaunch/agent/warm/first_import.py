@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_LATE = "ddplaunch: {} came too late: torch was imported before the script, and `--start cold` imports it after\n"
+_LATE = "ddplaunch: {} came too late: torch was imported before the script; `--start cold` imports it later\n"
 
 
 class FirstImport:

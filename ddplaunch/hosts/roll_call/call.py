@@ -280,7 +280,7 @@ def _attempt(call: Call, hello: Callable[[], Hello], show: Show, started: float,
         line = lines.next(time.monotonic() + min(_GREETING_S, left_s))
         first = None if line is None else read_message(line, Greeting)
         if first is None:
-            raise _NotThere(f"what listens at {call.place} is no roll call: another program, or a launch without one")
+            raise _NotThere(f"no roll call at {call.place}, but another program or a launch without one")
         secret = next((candidate for candidate in call.secrets if candidate.name == first.secret), None)
         nonce = os.urandom(16).hex()
         try:

@@ -1,6 +1,6 @@
-"""The keys of configuration files with their values and lines: YAML and JSON.
+"""Reads the keys of YAML and JSON configuration files, with their values and lines.
 
-Nothing of them is executed. PyYAML is imported only when there is such a file to read; to it JSON is YAML.
+Nothing in them is executed. PyYAML, which reads JSON too, is imported only when there is such a file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ddplaunch.script.script_report import DeclaredAt
 from ddplaunch.script.source import ParsedFile, read_text
 from ddplaunch.values.frozen import dataclass
 
-#: How the names of files end that this module reads.
+#: Endings of the names of files that this module reads.
 ENDINGS = (".yaml", ".yml", ".json")
 _NOT_LITERAL = re.compile(r"\$\{|\?\?\?")
 _BASE = re.compile(r"(?i)_+(?:base(?:_config)?|include)_*")
@@ -29,7 +29,7 @@ _MOST_ENTRIES = 5000
 
 @dataclass(frozen=True)
 class Entry:
-    """A value that is no section: ``key`` is its path (``optim.lr``), ``text`` its literal value or None.
+    """A value that is not a section: ``key`` is its path (``optim.lr``), ``text`` its literal value or None.
 
     ``computed`` is True for a reference to another value, and for what only running the file would tell.
     """
@@ -42,7 +42,7 @@ class Entry:
 
 
 def read_entries(path: Path, shown: str) -> list[Entry]:
-    """Return the entries of one file in their order; none of what cannot be read. Never raises."""
+    """Return the entries of one file in their order, none if it cannot be read. Never raises."""
     read = read_text(path)
     if read is None or read.problem is not None:
         return []
@@ -54,7 +54,7 @@ def read_entries(path: Path, shown: str) -> list[Entry]:
 
 def _compose(text: str) -> Any:
     """Return the tree of a YAML text. Raises ValueError."""
-    import yaml  # 20 ms, for scripts that are given such a file only
+    import yaml  # takes 20 ms
 
     try:
         return yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
@@ -65,7 +65,7 @@ def _compose(text: str) -> Any:
 def _yaml(path: Path, text: str, shown: str, depth: int = 5) -> Iterator[Entry]:
     """Yield the entries of a YAML or JSON file; those of files that it names in ``_BASE_`` come first.
 
-    https://detectron2.readthedocs.io/en/latest/modules/config.html says what it means.
+    See https://detectron2.readthedocs.io/en/latest/modules/config.html.
     """
     lines, root = text.splitlines(), _compose(text)
     for _, value in (pair for pair in _pairs(root) if depth and _BASE.fullmatch(pair[0])):
@@ -102,7 +102,7 @@ def _scalars(node: Any, prefix: str = "", depth: int = _DEPTH) -> Iterator[tuple
 
 
 def _pairs(node: Any) -> list[tuple[str, Any]]:
-    """Return the names and values of a mapping, none of anything else."""
+    """Return the names and values of a mapping; none if it is anything else."""
     items = node.value if node is not None else []
     if not isinstance(items, list) or not items or not isinstance(items[0], tuple):
         return []
@@ -130,7 +130,7 @@ _DICTS = frozenset({"dict", "Dict", "ConfigDict", "CN", "CfgNode", "EasyDict", "
 
 
 def dict_items(node: ast.AST | None) -> list[tuple[str, ast.expr]] | None:
-    """Return the items of ``{…}`` or ``dict(…)`` as far as their keys are literal; None of anything else."""
+    """Return the items of ``{…}`` or ``dict(…)`` as far as their keys are literal; None for anything else."""
     if isinstance(node, ast.Dict):
         named = [(string(key), value) for key, value in zip(node.keys, node.values, strict=True)]
         return [(key, value) for key, value in named if key is not None]
@@ -141,7 +141,7 @@ def dict_items(node: ast.AST | None) -> list[tuple[str, ast.expr]] | None:
 
 
 def literal_text(node: ast.AST | None) -> str | None:
-    """Return a literal as text, and the value of a sum or product of numbers; None of anything else."""
+    """Return a literal, or arithmetic on numbers, as text; None for anything else."""
     value = _folded(node)
     return None if value is None else str(value)
 
@@ -163,5 +163,5 @@ def _folded(node: ast.AST | None) -> Any:
 
 
 def names_class(entry: Entry) -> bool:
-    """Return whether an entry names a class for others to make, ``_target_: src.data.Digits``, which is not read."""
+    """Return whether an entry names a class to create: ``_target_: src.data.Digits``."""
     return "." in (entry.text or "") and entry.key.rpartition(".")[2] in ("_target_", "class_path", "target")

@@ -1,6 +1,6 @@
 """Ways in which a script lets words of its command line override the keys of its configuration.
 
-Each is known by the call that reads the words: of hydra, OmegaConf, yacs, mmengine, nanoGPT.
+Each is recognised by the call that reads the words, in Hydra, OmegaConf, yacs, mmengine or nanoGPT.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DETECTRON = ("SOLVER.IMS_PER_BATCH", "SOLVER.BASE_LR", "SOLVER.WARMUP_ITERS")
 _MMCV = ("data.samples_per_gpu", "optimizer.lr")
 
 
-# What reads words of the command line into a configuration.
+# Functions that read words of the command line into a configuration.
 _READERS = (
     "from_cli",
     "from_dotlist",
@@ -38,7 +38,7 @@ _READERS = (
     "exec",
     "main",
 )
-# A file of hydra that others are composed with.
+# In a file of Hydra that is composed with others.
 _DEFAULTS = re.compile(r"^defaults:", re.MULTILINE)
 
 
@@ -122,9 +122,9 @@ class Ways:
             yield Way("--k=v", where, "globals", prefix="--", entries=tuple(_globals_before(call, part)))
 
     def _hydra(self, call: ast.Call, part: ReachablePart) -> Iterator[Entry]:
-        """Yield what the one file has that ``hydra.main`` names; nothing where more is composed than this file.
+        """Yield the entries of the file that ``hydra.main`` names; none if it is composed with others.
 
-        https://hydra.cc/docs/advanced/defaults_list/ says of what.
+        See https://hydra.cc/docs/advanced/defaults_list/.
         """
         folder = string(keyword(call, "config_path") or next(iter(call.args), None)) or ""
         name = string(keyword(call, "config_name") or next(iter(call.args[1:]), None)) or ""
@@ -135,7 +135,7 @@ class Ways:
             yield from config_files.read_entries(path, show(path, self.cwd))
 
     def _source_of(self, node: ast.AST) -> tuple[str, bool]:
-        """Return the flag that overrides follow, and whether a parser left them over, so that they may stand first."""
+        """Return the flag that overrides follow, and whether they are what a parser left over: they may come first."""
         wanted = {last(inner) for inner in ast.walk(node) if isinstance(inner, (ast.Attribute, ast.Name))}
         names = ("opts", "options", "overrides", "override", "cfg_options", "opt", "set", "cfg_overrides")
         for own in (wanted, set(names)):

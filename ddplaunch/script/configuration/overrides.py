@@ -1,4 +1,4 @@
-"""Options that a script takes for the keys of its configuration: hydra, OmegaConf, yacs, mmengine, nanoGPT.
+"""Finds options that override keys of a script's configuration: Hydra, OmegaConf, yacs, mmengine, nanoGPT.
 
 The keys come from the YAML and JSON files that the arguments or the script name, or from how the script makes its
 configuration.
@@ -25,7 +25,7 @@ from ddplaunch.values.frozen import dataclass
 
 _LARGEST_BYTES = 64_000
 _FILES = 12
-# Parsers that take a file's values for defaults of their options.
+# Parsers that take the values of a file as defaults of their options.
 _FILE_DEFAULTS = frozenset({"set_defaults", "TrlParser", "CLI", "auto_cli", "ArgParser"})
 _OTHER_SECTION = re.compile(
     r"(?i)(?:^|[._-])(?:val|valid|validation|eval\w*|test\w*|infer\w*|predict\w*|sampl(?!es_per_)\w*|demo|ema|profil\w*)(?:[._-]|$)"
@@ -33,7 +33,7 @@ _OTHER_SECTION = re.compile(
 _OWN_SECTION = re.compile(
     r"(?i)(?:^|[._])(?:train\w*|data\w*|loader|optim\w*|solver|lr_?sched\w*|sched\w*|hparams|hyp\w*)(?:[._]|$)"
 )
-# Without one of these words no file of a program has a configuration.
+# A program without any of these words in its files has no configuration.
 _WORTH_READING = re.compile(
     r"hydra|omegaconf|merge_from_list|cfg_from_list|DictAction|exec\(|parse_(?:json|yaml)_file|set_defaults|TrlParser|auto_cli|configargparse"
 )
@@ -52,8 +52,8 @@ def configuration(
 class Configured:
     """What the script's configuration adds.
 
-    ``options`` stand for its keys, ``files`` were read. ``unknown`` are declared options whose defaults a file gives.
-    ``settled`` are lines whose values are among the keys, as they stand or overruled.
+    ``options`` stand for its keys, ``files`` were read. ``unknown`` are the declared options, if a file gives defaults.
+    ``facts`` are switches with their values, ``switches`` the options for them. ``settled`` are the lines of keys.
     """
 
     options: tuple[DeclaredOption, ...] = ()
@@ -116,9 +116,9 @@ class _Overrides:
         )
 
     def _with_defaults_of_files(self) -> Iterator[DeclaredOption]:
-        """Yield the declared options without their defaults, where a file that is there may give others.
+        """Yield the declared options without their defaults if an existing file may give others.
 
-        A parser of Hugging Face that is given a file alone takes no option.
+        A Hugging Face parser whose only argument is a file takes no options.
         """
         names = {last(call.func) for part in self.parts for call in part.calls}
         defaults = names & _FILE_DEFAULTS or any("configargparse" in part.aliases.values() for part in self.parts)
@@ -179,9 +179,9 @@ def _facts(entries: Iterable[Entry], args: Sequence[str]) -> Iterator[tuple[str,
 
 
 def _chosen(options: Iterable[DeclaredOption], declared: Sequence[DeclaredOption]) -> Iterator[DeclaredOption]:
-    """Yield the keys that a number of the plan can mean, of several one in a section for training.
+    """Yield the keys that can stand for a number of the plan; of several, the likeliest, as in a section for training.
 
-    A number that an option of the command line takes is none of the configuration.
+    A number that an option of the command line takes is not looked for in the configuration.
     """
     taken = {_family(candidate(option)) for option in declared}
     groups: dict[str, list[DeclaredOption]] = {}
@@ -207,6 +207,6 @@ def _family(meaning: str | None) -> str | None:
 
 
 def _is_number(option: DeclaredOption) -> bool:
-    """Return whether the value is a number, or not yet said."""
+    """Return whether the value is a number, ``auto`` or not given."""
     value = None if option.default is None else known_value(option.default, (), True)
     return value is None or value == "auto" or (isinstance(value, (int, float)) and not isinstance(value, bool))
