@@ -207,8 +207,9 @@ numbers-differ: The ranks do not train with the planned numbers
     At its first optimizer steps each rank records the learning rates, the batch size of its DataLoader or of the input
     of its DistributedDataParallel, the batches per step and the size of the process group. Some can differ from the
     plan because of the script's own default or scaling, an option with another meaning, or a checkpoint. Changes by a
-    schedule of the script are not reported. Remedy: the fix in the finding; `--ignore numbers-differ` if the difference
-    is intended; `--no-observe` switches the comparison off.
+    schedule of the script are not reported. `prove` reports ranks that step at different learning rates. Remedy: the
+    fix in the finding; `--ignore numbers-differ` if the difference is intended; `--no-observe` switches the comparison
+    off.
 no-process-group: Several ranks train, but none has joined a process group
     Without `torch.distributed.init_process_group` each rank trains its own model as if it ran alone, and every rank
     ends successfully. Remedy: the script's switch for distributed training, or one process.
@@ -227,8 +228,8 @@ data-not-divided: Each rank trains on all samples
     `DistributedSampler(dataset)`, and `set_epoch` before each epoch.
 sampler-epoch-not-set: Every epoch takes the samples in the same order
     DistributedSampler shuffles by its seed and its epoch. The epoch stays 0 unless the script sets it, so each rank
-    sees the same samples in the same order in every epoch. Reported after three passes over the data. Remedy:
-    `sampler.set_epoch(epoch)`.
+    sees the same samples in the same order in every epoch. Reported after three passes over the data, by `prove` after
+    two. Remedy: `sampler.set_epoch(epoch)`.
 gradients-not-averaged: Ranks share a process group, but nothing averages their gradients
     Each rank then trains its own model on its part of the samples, and the losses drift apart. Reported if nothing goes
     through the process group in the ranks' first steps, and by `prove` if gradients differ between ranks at a step.
@@ -236,8 +237,9 @@ gradients-not-averaged: Ranks share a process group, but nothing averages their 
 replicas-differ: The parameters of the model are not the same on all ranks
     DistributedDataParallel copies rank 0's parameters to all ranks when it wraps a model, and only averages gradients
     from then on. If one rank alone loads, initialises or multiplies parameters after that, the ranks train different
-    models. ddplaunch compares sums over the parameters at the ranks' third step. Remedy: make the change on all ranks,
-    or on rank 0 before wrapping the model (https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design).
+    models. ddplaunch compares sums over the parameters at the ranks' third step, `prove` after every step. Remedy: make
+    the change on all ranks, or on rank 0 before wrapping the model
+    (https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design).
 number-out-of-range: A number is outside its range
     torch counts in signed 64-bit integers, and a learning rate is a positive finite number.
 """

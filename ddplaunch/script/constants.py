@@ -86,7 +86,7 @@ def doubt_of(option: DeclaredOption, uses: Sequence[Use], flow: Flow, others: Co
     if ending and ending[0].first == "constant":
         return f"{ending[0].at} makes the schedule `constant`, which has no warmup"
     if ending:
-        return f"{ending[0].at} may make another number of it"
+        return f"{ending[0].at} may change the value"
     return f"`{flag}` was followed to {running[-1].at if running else option.at}, not to {end}"
 
 
@@ -125,14 +125,14 @@ def _changed(option: DeclaredOption, flow: Flow) -> str:
     """Return what changes or refuses the value that is passed for an option, as a clause; empty if nothing does."""
     flag, own = option.flags[0], option.parser in ("argparse", "click")
     if own and flow.is_own(option.kind or ""):
-        return f"`{option.kind}` makes its value of what `{flag}` gets ({option.at})"
+        return f"`{option.kind}` converts the value of `{flag}` ({option.at})"
     if option.parser == "argparse" and option.kind is None and is_number(option.default or ""):
         return f"`{flag}` has no type, its value stays text ({option.at})"
     one = re.compile(rf"\b{option.dest} == 1\b")
     for part in flow.parts:
         unit = _UNIT_NAME.search(part.source.text)
         if unit and option.meaning not in ENDS:
-            return f"`{flag}` may count what `{unit[0]}` says"
+            return f"`{flag}` may count in the unit of `{unit[0]}`"
         for node in (*part.of(ast.Assert), *(part.calls_of("update", "setattr") if own else ())):
             text = ast.unparse(node)
             harm = "refuse" if one.search(text) else "overwrite" if _OVERWRITES.match(text) else ""

@@ -121,7 +121,7 @@ def test_a_key_that_may_say_what_batches_are_counted_in_leaves_them_in_doubt(tmp
     write(tmp_path, {"train.py": HYDRA.replace("    main", loop), "conf/config.yaml": config})
     found = launched(tmp_path)
     assert found.args == ("data.batch_size=8",)
-    assert dict(found.doubts)["batch_size"] == "`data.batch_size` may count what `batch_size_type` says"
+    assert dict(found.doubts)["batch_size"] == "`data.batch_size` may count in the unit of `batch_size_type`"
 
 
 def test_an_override_of_the_user_contradicts_the_plan(tmp_path: Path) -> None:
