@@ -42,16 +42,4 @@ def rendezvous_in_script(script: ScriptReport, launch: Launch) -> Findings:
             yield from _warn(mistake, what, why)
 
 
-def data_parallel_under_launcher(script: ScriptReport, launch: Launch) -> Findings:
-    """The script uses DataParallel, but several processes run it.
-
-    `torch.nn.DataParallel` is for one process, with a thread for each GPU. If several processes use it, each takes all
-    GPUs and trains its own model. Remedy: one process; or DistributedDataParallel in a process group.
-    """
-    for mistake in _of("data-parallel-under-launcher", script, launch):
-        what = f"DataParallel makes each rank use the same GPUs for a model of its own: {mistake.detail}"
-        why = "it is for one process with a thread for each GPU, and no gradients are averaged between processes"
-        yield from _warn(mistake, what, why, "`ddplaunch run 1 -- …` as it is; or `init_process_group()` and `{}`")
-
-
 CHECKS: tuple[Check, ...] = checks_in(globals(), "mistakes")

@@ -10,7 +10,7 @@ from ddplaunch.checks.check import Check, checks_in
 from ddplaunch.checks.variables import launcher_of_target
 from ddplaunch.planning.launch import Launch, Missing, Target
 from ddplaunch.script.declared import given, is_same_value
-from ddplaunch.script.script_report import DeclaredOption, ScriptReport
+from ddplaunch.script.script_report import NO_GROUP, DeclaredOption, ScriptReport
 from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.words import count, in_one, listed
 
@@ -45,7 +45,9 @@ def script_spawns_processes(script: ScriptReport, launch: Launch) -> Iterator[Fi
         return
     # A script that also reads torchrun's variables may spawn only if they are absent.
     aware = any(name in script.reads_env for name in ("LOCAL_RANK", "RANK", "TORCHELASTIC_RUN_ID"))
+    starts = "starts its own processes"
     if script.spawns_alone:
+        starts = "sets up a process group only between processes that it starts itself"
         why = f"only the processes that it starts itself share a process group; each of the {processes} copies would "
         why += "train alone, or start as many again on the same GPUs"
     else:
@@ -58,7 +60,7 @@ def script_spawns_processes(script: ScriptReport, launch: Launch) -> Iterator[Fi
     started = f"-m {target.name}" if target and target.kind == "module" else shlex.quote(script.path)
     yield (warning if unsure else error)(
         "script-spawns-processes",
-        f"{script.path} starts its own processes, and {processes} copies of it would run",
+        f"{script.path} {starts}, and {processes} copies of it would run",
         why=why,
         fix=f"run it without a launcher, `python {started}`; or replace the spawn by a call of its "
         'function with `int(os.environ["LOCAL_RANK"])`',
@@ -122,6 +124,16 @@ def launch_contradicted(launch: Launch, script: ScriptReport) -> Iterator[Findin
     {world_size}`, or no such argument, since torchrun sets WORLD_SIZE and LOCAL_RANK.
     """
     topology, target = launch.topology, launch.target
+    if script.devices is not None and script.devices.differ(topology.nproc_per_node.value):
+        name, number, place = script.devices.name, script.devices.number, script.devices.at
+        ranks = count(topology.nproc_per_node.value, "rank")
+        yield warning(
+            "launch-contradicted",
+            f"{script.path} takes {count(number, 'device')} by `{name}`, but this launch has {ranks} on each node",
+            why="ranks have no device of their own, or each trains alone",
+            fix=f"leave `{name}` out of the script, which follows the launch then; or `ddplaunch run {number} -- …`",
+            where=str(place),
+        )
     if target is None or script.spawns or topology.min_nodes != topology.nnodes.value:
         return
     typed = {
@@ -199,8 +211,7 @@ def script_never_initialises(script: ScriptReport, launch: Launch) -> Iterator[F
         return
     if launch.target is not None and launcher_of_target(launch.target) is not None:
         return  # which is an error, and a launcher's own source says nothing of the script that it would start
-    threads = any(mistake.code == "data-parallel-under-launcher" for mistake in script.mistakes)  # says it more plainly
-    if script.framework is not None or script.initialises is not None or script.spawns is not None or threads:
+    if dict(script.doubts).get("world_size") != NO_GROUP or script.spawns is not None:
         return
     yield warning(
         "script-never-initialises",

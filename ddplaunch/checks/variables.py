@@ -172,29 +172,6 @@ def ineffective_variable(
             yield from _about(setting, "ineffective-variable", f"{setting.typed} has no effect", why, f"; {instead}")
 
 
-def script_ranks_from_mpi(script: ScriptReport, launch: Launch) -> Findings:
-    """The script takes its rank from MPI, Horovod or Slurm, which torchrun does not start.
-
-    Each of the three tells a process its rank only through its own launcher. Under torchrun, mpi4py and Horovod see a
-    world of one process, and each rank trains alone on all of the data. Remedy: `mpiexec` or `horovodrun`, or take the
-    rank from RANK, LOCAL_RANK and WORLD_SIZE in the script.
-    """
-    processes = launch.topology.nproc_per_node.value
-    if script.ranks_from is None or processes == 1:
-        return
-    name, place = script.ranks_from
-    started = {"MPI": f"mpiexec -n {processes} python", "Horovod": f"horovodrun -np {processes} python"}
-    started["Slurm"] = f"srun -n {processes} python"
-    yield warning(
-        "script-ranks-from-mpi",
-        f"{script.path} takes its rank from {name}, which does not start these ranks",
-        why=f"each of the {processes} copies would be rank 0 of 1 and train alone on all of the data, or find no rank",
-        fix=f"`{started[name]} {shlex.quote(script.path)} …` without a launcher; or take the rank from "
-        '`int(os.environ["RANK"])`, which torchrun sets',
-        where=str(place),
-    )
-
-
 _PYTHON = re.compile(r"python(?:[23](?:\.\d+)?)?\Z")
 #: Options of Python with a value: https://docs.python.org/3/using/cmdline.html
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
@@ -299,4 +276,4 @@ def launcher_of_target(target: Target) -> tuple[str, tuple[str, ...]] | None:
     return None
 
 
-CHECKS = checks_in(globals(), "environment", script=(script_ranks_from_mpi, script_behind_python, script_is_launcher))
+CHECKS = checks_in(globals(), "environment", script=(script_behind_python, script_is_launcher))

@@ -9,11 +9,14 @@ from collections.abc import Collection, Sequence
 from ddplaunch.script.flow import LOADERS, OPTIMIZERS, Flow, Use
 from ddplaunch.script.names import FunctionNodes, at, dotted, is_number, last, last_word, meaning_of
 from ddplaunch.script.program import is_main_guard
+from ddplaunch.script.reachable import ReachablePart
 from ddplaunch.script.script_report import WORLD, DeclaredOption
 
 # Usual names of variables with parsed arguments.
 _NAMESPACES = frozenset({"args", "opt", "opts", "options", "hparams", "params", "FLAGS", "flags", "arguments"})
 _NAMESPACES |= {"cfg", "config", "conf"}
+# Calls that return the options that they get.
+_COPIES = re.compile(r"(?i)pars|copy|vars|dict$|Namespace|create|container|wrap|munch|prepare")
 _OVERWRITES = re.compile(
     r"(vars\(N\)|N\.__dict__)\.update|setattr\(N, (?!['\"])".replace("N", f"({'|'.join(_NAMESPACES)})")
 )
@@ -31,8 +34,10 @@ def without_effect(option: DeclaredOption, flow: Flow) -> str:
     """
     for value, part in flow.assigned(option.dest):
         statement = part.source.parents.get(value)
-        others = flow.made_of(value, part)
-        if not isinstance(statement, ast.Assign) or not (_is_number(value) or (others and option.dest not in others)):
+        inside = value.args if isinstance(value, ast.Call) else ()  # a namespace as a whole may be read by a call
+        reads = {option.dest, "vars"} & {last(node) for node in ast.walk(value)} or _NAMESPACES & {*map(last, inside)}
+        literal = isinstance(value, ast.Constant) and not _is_number(value)
+        if reads or literal or not isinstance(statement, ast.Assign):
             continue
         target, around = statement.targets[0], part.source.parents.get(statement)
         owners = {dotted(target, {}).partition(".")[0], last(getattr(target, "value", None))}
@@ -116,9 +121,67 @@ def _steps_by(dest: str, flow: Flow) -> bool:
             while node is not None and not isinstance(node, FunctionNodes):
                 test = node.iter if isinstance(node, ast.For) else getattr(node, "test", None)
                 if test is not None and dest in flow.known.options_behind(test, part):
-                    return flow.known.runs(call, part)
+                    return flow.known.runs(call, part) and not _cuts(node)
                 node = part.source.parents.get(node)
     return False
+
+
+# What steps an optimizer, by its name.
+_STEPPED = re.compile(r"(?i)(?!.*sched).*(?:opt|scaler|adam|sgd|muon)")
+
+
+# A condition of a step that does not hold after each backward pass: a remainder, a counter, a name for it.
+_BY_TURNS = re.compile(r"(?i)%|acc|sync|updat|step|iter|count|every|last|final|flush|batch|\(")
+
+
+def not_one_pass(flow: Flow) -> str:
+    """Return why a step of the optimizer may take several backward passes, as a clause; empty where each takes one."""
+    calls = ((call, part) for part in flow.parts for call in part.calls_of("backward", "manual_backward"))
+    passes = [place for place in calls if flow.known.runs(*place)]
+    for call, part in passes:
+        if not any(_steps_after(call, step, part, flow) for step in part.calls_of("step")):
+            return f"no step was read for each pass at {at(call, part.source)}"
+    return "" if passes or _steps_itself(flow) else "no training loop was read"
+
+
+def _steps_after(call: ast.Call, step: ast.Call, part: ReachablePart, flow: Flow) -> bool:
+    """Return whether a step runs as often as a backward pass, in the same turn of a loop."""
+    around = flow.known.conditions(call, part)
+    own = [test for test, wanted in flow.known.conditions(step, part) if (test, wanted) not in around]
+    return (
+        _STEPPED.match(ast.unparse(step.func)) is not None
+        and _turn_of(call, part) is _turn_of(step, part)
+        and flow.known.runs(step, part)
+        and not any(_BY_TURNS.search(ast.unparse(test)) for test in own)
+    )
+
+
+def _turn_of(node: ast.AST | None, part: ReachablePart) -> ast.AST | None:
+    """Return the innermost loop or function around ``node``, other than a loop over optimizers."""
+    node = part.source.parents.get(node) if node is not None else None
+    loop = isinstance(node, ast.For) and not _STEPPED.match(ast.unparse(node.iter))
+    return node if node is None or loop or isinstance(node, (ast.While, *FunctionNodes)) else _turn_of(node, part)
+
+
+def _steps_itself(flow: Flow) -> bool:
+    """Return whether a trainer of a library steps after each pass, as it does unless it is configured otherwise."""
+    made = [
+        call
+        for part in flow.parts
+        for call in part.calls_of("Trainer", "TrainingArguments", "Seq2SeqTrainingArguments")
+        if re.match("lightning|pytorch_lightning|transformers", dotted(call.func, part.aliases))
+    ]
+    plain = all(item.arg for call in made for item in call.keywords)
+    return (
+        bool(made) and plain and not any("automatic_optimization" in file.text for file in flow.program.files.values())
+    )
+
+
+def _cuts(loop: ast.AST) -> bool:
+    """Return whether each turn of a loop takes a slice that its number decides: of one batch, which is no larger."""
+    turn = last(getattr(loop, "target", None))
+    slices = [node for node in ast.walk(loop) if isinstance(node, ast.Slice)] if turn else []
+    return any(turn in map(last, ast.walk(node)) for node in slices)
 
 
 def _changed(option: DeclaredOption, flow: Flow) -> str:
@@ -132,15 +195,28 @@ def _changed(option: DeclaredOption, flow: Flow) -> str:
     for part in flow.parts:
         unit = _UNIT_NAME.search(part.source.text)
         if unit and option.meaning not in ENDS:
-            return f"`{flag}` may count in the unit of `{unit[0]}`"
-        for node in (*part.of(ast.Assert), *(part.calls_of("update", "setattr") if own else ())):
+            return f"`{flag}` may count what `{unit[0]}` says"
+        for node in (*part.of(ast.Assert), *(part.calls_of("update", "setattr") if own else ()), *part.of(ast.Assign)):
             text = ast.unparse(node)
             harm = "refuse" if one.search(text) else "overwrite" if _OVERWRITES.match(text) else ""
+            if isinstance(node, ast.Assign):
+                harm = "overwrite" if _replaces(node, option.dest, part, flow) else ""
             tests = flow.known.conditions(node, part) if harm else ()
             fills = any("None" in ast.unparse(test) for test, _ in tests)
             if harm and not fills and flow.known.runs(node, part):
                 return f"{at(node, part.source)} may {harm} `{flag}`"
     return ""
+
+
+def _replaces(node: ast.Assign, dest: str, part: ReachablePart, flow: Flow) -> bool:
+    """Return whether an option may get another value: ``hyp[name] = value``, ``args = library.update(args)``."""
+    target, value = node.targets[0], node.value
+    if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Name):
+        return re.search(rf"\b{last(target.value)}\[.{dest}.\]", part.source.text) is not None
+    if not isinstance(target, ast.Name) or target.id not in _NAMESPACES or not isinstance(value, ast.Call):
+        return False
+    whole = any(isinstance(item, ast.Name) and item.id == target.id for item in value.args)
+    return whole and not flow.is_own(last(value.func)) and not _COPIES.search(ast.unparse(value.func))
 
 
 def counted_in(option: DeclaredOption) -> str:

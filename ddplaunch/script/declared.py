@@ -42,7 +42,7 @@ def _overrides(args: Sequence[str], option: DeclaredOption) -> Iterator[str]:
     key = option.flags[0].lstrip("+")
     for position, word in enumerate(args):
         if option.spelling == "k v":
-            if word == key and position + 1 < len(args):
+            if word == key and position + 1 < len(args) and option.behind in (*args[:position], ""):
                 yield args[position + 1]
             continue
         name, equals, value = word.removeprefix(f"{option.behind}=" if option.behind else "").partition("=")

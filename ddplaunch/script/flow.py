@@ -22,7 +22,6 @@ from ddplaunch.script.names import (
     FunctionNodes,
     assignments,
     at,
-    condition_text,
     dotted,
     environment_variable,
     keyword,
@@ -123,7 +122,7 @@ class Flow:
         self._passed: dict[tuple[int, str], list[Place]] = {}
         self._values: dict[int, tuple[Product, ...]] = {}
         self._open: set[object] = set()
-        self._assumed, self._cut, self._left = "", False, _BUDGET
+        self._cut, self._left = False, _BUDGET
         for part in parts:
             for node in part.of(*_PLACES):
                 if isinstance(node, ast.Call):
@@ -133,24 +132,15 @@ class Flow:
                         part.source.parents.setdefault(value, node)
                         self._note(target, value, part)
 
-    def use_conditions(self, options: Sequence[DeclaredOption], values: Mapping[str, object]) -> Known:
+    def use_conditions(self, options: Sequence[DeclaredOption], values: Mapping[str, object]) -> None:
         """Follow the values of ``options`` from here on, and decide conditions by those that are known."""
         self._options = {option.dest: option for option in options}
         self.known = Known(values, self.bound)
-        return self.known
 
     def forget(self, places: Collection[DeclaredAt]) -> None:
         """Forget assignments to attributes at these lines: the configuration reader has their values."""
         for name, bound in self._attributes.items() if places else ():
             self._attributes[name] = [(value, part) for value, part in bound if at(value, part.source) not in places]
-
-    def assume(self, condition: str) -> None:
-        """Treat code that only this condition keeps from running as running: a finding says how to change it."""
-        self._assumed = condition
-
-    def _runs(self, node: ast.AST, part: ReachablePart) -> bool:
-        test = self.known.obstacle(node, part)
-        return test is None or condition_text(test) == self._assumed
 
     def uses(self, wanted: Collection[str]) -> Iterator[Use]:
         """Yield every product that is assigned or passed on with one of the options ``wanted`` (destinations) in it."""
@@ -161,7 +151,7 @@ class Flow:
                         if any(product.power(dest) for dest in wanted):
                             arguments = (keyword(node, "name"), *node.args[:1]) if isinstance(node, ast.Call) else ()
                             first = (self.known.value(item, part) for item in arguments if item is not None)
-                            runs = self._runs(node, part)
+                            runs = self.known.runs(node, part)
                             yield Use(product, at(node, part.source), name, sink, runs, next(first, None))
 
     def made_of(self, value: ast.expr, part: ReachablePart) -> frozenset[str]:
@@ -234,12 +224,20 @@ class Flow:
         parent = part.source.parents.get(function)
         if isinstance(parent, ast.ClassDef):
             called, index = parent.name if called == "__init__" else called, index - 1
-        for call, where in self._calls.get(called, [])[:_MANY]:
+        calls = self._calls.get(called, [])[:_MANY]
+        if called != function.name:  # `super().__init__(…)` of a class that extends this one
+            calls = [*calls, *(each for each in self._calls.get("__init__", ()) if called in self._bases_around(*each))]
+        for call, where in calls:
             starred = any(isinstance(item, ast.Starred) for item in call.args[: index + 1])
             by_position = 0 <= index < len(call.args) and not starred
             value = keyword(call, name) or (call.args[index] if by_position else None)
             if value is not None:
                 yield value, where
+
+    def _bases_around(self, node: ast.AST, part: ReachablePart) -> list[str]:
+        """Return the names of the classes that the class around ``node`` extends."""
+        definition = part.source.parents.get(self.function_of(node, part) or node)
+        return [last(base) for base in definition.bases] if isinstance(definition, ast.ClassDef) else []
 
     def _products(self, node: ast.expr, part: ReachablePart, depth: int = _DEPTH) -> tuple[Product, ...]:
         """Return the products that an expression can be; empty if it cannot be followed."""

@@ -97,10 +97,6 @@ class Known:
                     found |= self.options_behind(stopped or value, where, depth - 1)
         return frozenset(found)
 
-    def conditional(self, node: ast.AST, part: ReachablePart) -> bool:
-        """Return whether ``node`` stands under a condition that cannot be decided, other than the main guard."""
-        return any(self.decide(test, part) is None for test, _ in self.conditions(node, part))
-
     def decide(self, test: ast.expr, part: ReachablePart) -> bool | None:
         """Return whether the condition holds, or None."""
         if id(test) not in self._decided:
@@ -182,7 +178,7 @@ class Known:
             return "__main__"
         if isinstance(node, ast.Attribute):
             return self._assigned(node.attr, self._options.get(node.attr, UNKNOWN), node, part, depth)
-        return self._assigned(f"name {node.id}", UNKNOWN, node, part, depth)  # `args.gpu = gpu`: not the same
+        return self._assigned(f"name {id(node)}", UNKNOWN, node, part, depth)  # `args.gpu = gpu`: not the same
 
     def _assigned(self, key: str, option: object, node: ast.expr, part: ReachablePart, depth: int) -> object:
         """Return the value that all assignments of a name, attribute or key, and its option, have; else UNKNOWN."""

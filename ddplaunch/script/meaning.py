@@ -20,17 +20,16 @@ from ddplaunch.values.frozen import dataclass
 _UNSURE = frozenset({"batch", "b", "bs", "warmup", "t-warmup", "accumulate", "accumulation", "batch-split"})
 # Names of options that count one rank's samples.
 _RANK_NAME = re.compile(r"per-(?:gpu|device|proc|rank|replica)|^device-|^local-|^micro|samples-per|-gpu$")
-_TOTAL_HELP = re.compile(
+_SEVERAL_HELP = re.compile(
     r"(?i)\b(?:total|global|effective|overall)\b[^.;(]{0,24}\bbatch|\bbatch[^.;]{0,30}\b(?:in total|globally)\b"
     r"|\b(?:across|over|of|for|on|among|by)(?: all)?(?: the)? (?:gpus|devices|ranks|processes|workers|cards)\b"
-    r"|\ball gpus\b"
+    r"|\ball gpus\b|\bper[- _](?:node|machine|host)\b|\b(?:each|every|a single) (?:node|machine|host)\b"
 )
 _RANK_HELP = re.compile(
     r"(?i)\bper[- _](?:gpu|device|process|proc|rank|worker|card|core|replica)\b|\b(?:each|every|a single|one) "
     r"(?:gpu|device|process|rank|worker|card)\b|\blocal batch"
 )
-_NODE_HELP = re.compile(r"(?i)\bper[- _](?:node|machine|host)\b|\b(?:each|every|a single) (?:node|machine|host)\b")
-# Help of a batch size that is only used to scale a learning rate.
+# A batch size that only a learning rate is scaled from.
 _FOR_RATES = re.compile(r"(?i)\bfor (?:auto[- ]?)?(?:re)?scal(?:e|ing) (?:of )?(?:the )?(?:lr\b|learning[- ]rate)")
 _TOKENS = re.compile(r"(?i)\btokens?\b")
 _NOT_TO_SET = re.compile(
@@ -65,7 +64,9 @@ def candidate(option: DeclaredOption) -> Meaning | None:
         meaning = meaning_of(name) if flag.startswith("--") or len(name) > 1 else None
         if meaning is not None and not fits(name, meaning, option):
             ratio = meaning == "warmup_steps" and (option.kind == "float" or is_number(option.default or ""))
-            return "warmup_ratio" if ratio else None
+            if ratio and _EPOCHS_HELP.search(option.help):
+                return "warmup_epochs"
+            return "warmup_ratio" if ratio and float(option.default or 0) < 1 else None
         if meaning == "warmup_steps" and not _STEPS.search(name) and not _STEPS.search(option.help):
             by_ratio: Meaning = "warmup_ratio" if _RATIO_HELP.search(option.help) else "warmup_steps"
             return "warmup_epochs" if _EPOCHS_HELP.search(option.help) else by_ratio
@@ -175,7 +176,11 @@ class _Reader:
         """Note that an option does not count what the plan passes, with the words that state its unit."""
         name = option.flags[0]
         fix = " or ".join(f"`--batch-option={name}:{word}`" for word in words)
-        self.doubts.append(Instead(meaning, clause, fix or f"pass `{name}` yourself after `--`"))
+        self.doubts.append(
+            Instead(
+                meaning, clause, fix or f"pass `{option.behind} {name}`".replace("` ", "`") + " yourself after `--`"
+            )
+        )
 
     def _divided(
         self, option: DeclaredOption, own: Sequence[Use], divisors: Sequence[str], only: set[str] | None = None
@@ -206,7 +211,7 @@ class _Reader:
         ]
         micros = self.micros - {option.dest}
         divided = self._divided(option, counted, (WORLD,))
-        parted = {use.at for use in own if min(use.product.power(WORLD), use.product.power(LOCAL_WORLD)) < 0}
+        parted = {use.at for use in own if _divided_by_ranks(use)}
         loaded = (
             use
             for use in own
@@ -223,36 +228,29 @@ class _Reader:
             option, own, tuple(self.accums | micros), self.accums | micros
         )
         if in_part is not None:
-            self._doubt(option, "batch_size", in_part, "node" if LOCAL_WORLD in in_part else "step", "rank")
+            self._doubt(option, "batch_size", in_part, "node" if LOCAL_WORLD in in_part else "step")
             return None, ""
-        is_of_rank = _RANK_NAME.search(last_word(option.flags[0])) is not None
-        return ("batch_size", "") if is_of_rank else self._as_it_is(option, named, own, counted, whole)
-
-    def _as_it_is(
-        self, option: DeclaredOption, named: Meaning, own: Sequence[Use], counted: Sequence[Use], whole: str
-    ) -> tuple[Meaning | None, str]:
-        for use in own:
-            if use.runs and use.product.power(WORLD) == 1:
-                return "batch_size", f"{use.at} multiplies it by the {WORLD}"
-        for use in counted:
-            if not use.runs and -1 in (use.product.power(WORLD), use.product.power(LOCAL_WORLD)):
-                return "batch_size", f"{use.at} does not divide it in this launch"
-        if whole and named == "batch_size":
+        multiplied = any(use.runs and use.product.power(WORLD) == 1 for use in own)
+        elsewhere = any(not use.runs and _divided_by_ranks(use) for use in counted)  # not in this launch
+        if (
+            multiplied
+            or elsewhere
+            or (whole and named == "batch_size")
+            or _RANK_NAME.search(last_word(option.flags[0]))
+        ):
             return "batch_size", whole
-        return self._described(option, named)
+        return self._undivided(option, named)
 
-    def _described(self, option: DeclaredOption, named: Meaning) -> tuple[Meaning | None, str]:
-        text, because = option.help, f"its help at {option.at}"
-        if _RANK_HELP.search(text):
-            return "batch_size", because
-        if _NODE_HELP.search(text):
-            self._doubt(option, "batch_size", f"`{option.flags[0]}` counts a node's samples: {because}", "node")
-            return None, ""
+    def _undivided(self, option: DeclaredOption, named: Meaning) -> tuple[Meaning | None, str]:
+        """Decide by name; a help that counts other samples than one rank's is not believed, and leaves it open."""
         passes = self.micros - {option.dest} or (self.accums if named == "global_batch_size" else ())
-        whole: Meaning = "global_batch_size" if passes else "total_batch_size"
         if named == "global_batch_size":
-            return whole, "its name"
-        return (whole, because) if _TOTAL_HELP.search(text) else ("batch_size", "")
+            return ("global_batch_size" if passes else "total_batch_size"), "its name"
+        if _RANK_HELP.search(option.help) or not _SEVERAL_HELP.search(option.help):
+            return "batch_size", ""
+        clause = f"`{option.flags[0]}` counts the samples of several ranks by its help alone ({option.at})"
+        self._doubt(option, "batch_size", clause, "rank", "node", "total")
+        return None, ""
 
     def _rule(self, own: Sequence[Use]) -> LrRule | None:
         """Return how the script multiplies its learning rate, from the product with the most factors that runs."""
@@ -274,6 +272,10 @@ class _Reader:
         if (shared and len(worlds) > 1) or not all(_is_part(rule, best) for rule in rules):
             return replace(best, powers=(*best.powers, (UNREAD, 1.0)))
         return best
+
+
+def _divided_by_ranks(use: Use) -> bool:
+    return min(use.product.power(WORLD), use.product.power(LOCAL_WORLD)) < 0
 
 
 def _is_part(rule: LrRule, whole: LrRule) -> bool:

@@ -6,27 +6,22 @@ Mistakes that show in the ranks' first steps are left to ``watch``.
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator, Sequence
 
 from ddplaunch.script.flow import Flow
 from ddplaunch.script.names import FunctionNodes, at, dotted, keyword, string
-from ddplaunch.script.program import Program
 from ddplaunch.script.reachable import ReachablePart, is_environ
-from ddplaunch.script.script_report import KNOWN_PACKAGES, Mistake
+from ddplaunch.script.script_report import Mistake
 
 INIT = frozenset({"torch.distributed.init_process_group", "torch.distributed.distributed_c10d.init_process_group"})
-_THREADS = frozenset({"torch.nn.DataParallel", "torch.nn.parallel.DataParallel"})
-_GROUPS = re.compile("DistributedDataParallel|init_process_group|init_distributed|FullyShardedDataParallel|fully_shard")
-_LOCAL_RANK = 'int(os.environ["LOCAL_RANK"])'
 
 Place = tuple[ast.Call, ReachablePart]
 
 
-def mistakes_of(program: Program, parts: Sequence[ReachablePart], flow: Flow) -> tuple[Mistake, ...]:
-    """Return the mistakes of a program."""
+def mistakes_of(parts: Sequence[ReachablePart], flow: Flow) -> tuple[Mistake, ...]:
+    """Return the mistakes of a program, each place once."""
     groups = list(_calls(INIT, parts, flow))
-    return (*_written_down(groups, parts, flow), *_threads_of_one_process(program, parts, flow))
+    return tuple(_written_down(groups, parts, flow))
 
 
 def _calls(full_names: frozenset[str], parts: Sequence[ReachablePart], flow: Flow) -> Iterator[Place]:
@@ -71,18 +66,3 @@ def _written_down(groups: Sequence[Place], parts: Sequence[ReachablePart], flow:
             if named == "MASTER_PORT" and value is not None and certain and not _is_tried(node, part):
                 corrected = f'os.environ.setdefault("MASTER_PORT", "{value}")'
                 yield Mistake("rendezvous-in-script", at(node, part.source), corrected, f"MASTER_PORT={value}")
-
-
-def _threads_of_one_process(program: Program, parts: Sequence[ReachablePart], flow: Flow) -> Iterator[Mistake]:
-    """Yield a DataParallel of which each rank would use all GPUs: all files were read, and none sets up a group."""
-    whole = program.complete and all(record.package in KNOWN_PACKAGES for _, record in program.foreign)
-    if not whole or any(_GROUPS.search(file.text) for file in program.files.values()):
-        return
-    for call, part in _calls(_THREADS, parts, flow):
-        model = ast.unparse(call.args[0]) if call.args else "model"
-        # scripts with DataParallel move the model to the first GPU, or move it later
-        corrected = f"DistributedDataParallel({model}.to({_LOCAL_RANK}), device_ids=[{_LOCAL_RANK}])"
-        parent = part.source.parents.get(call)
-        owner = f"{dotted(parent.targets[0], {})} = " if isinstance(parent, ast.Assign) else ""
-        yield Mistake("data-parallel-under-launcher", at(call, part.source), owner + corrected, model)
-        return

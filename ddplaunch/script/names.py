@@ -73,12 +73,16 @@ def _aliases(text: str) -> Iterator[tuple[str, str]]:
 class Roots:
     """The directories of local imports: the script's, the working directory, its ``src``, entries of ``search`` there.
 
+    ``above`` are those that the script adds itself.
+
     Installed packages are never local.
     """
 
-    def __init__(self, script: Path, cwd: Path, search: Sequence[Path]) -> None:
+    def __init__(self, script: Path, cwd: Path, search: Sequence[Path], above: Sequence[Path] = ()) -> None:
         below = [entry for entry in search if entry != cwd and entry.is_relative_to(cwd)]
-        candidates = [entry for entry in dict.fromkeys([script.parent, cwd, cwd / "src", *below]) if entry.is_dir()]
+        candidates = [
+            entry for entry in dict.fromkeys([script.parent, cwd, cwd / "src", *below, *above]) if entry.is_dir()
+        ]
         self.directories = [entry for entry in candidates if not _NOT_LOCAL & set(entry.parts)]
         self._entries: dict[Path, frozenset[str]] = {}
         self._found: dict[Path | None, dict[tuple[str, ...], Path | None]] = {}

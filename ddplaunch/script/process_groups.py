@@ -4,59 +4,39 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ddplaunch.script.flow import TALK, Flow
-from ddplaunch.script.names import Function, FunctionNodes, at, condition_text, dotted, keyword, last, string
+from ddplaunch.script.names import Function, FunctionNodes, at, dotted, keyword, last, string
 from ddplaunch.script.options.fields import is_training_arguments
-from ddplaunch.script.program import Program
 from ddplaunch.script.reachable import ReachablePart, environment_names, is_environ
-from ddplaunch.script.script_report import FRAMEWORKS, DeclaredAt, DeclaredOption
+from ddplaunch.script.script_report import FRAMEWORKS, LOCAL_WORLD, WORLD, DeclaredAt, DeclaredOption, FixedDevices
 from ddplaunch.values.frozen import dataclass
 
-_TRANSFORMERS = re.compile(r"Trainer$|TrainingArguments$|^HfArgumentParser$")
-_LAUNCHERS = re.compile(r"(?i)torchrun|torch\.distributed\.(?:launch|run)|accelerate launch|^deepspeed ")
-_RANK_NAMES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "GROUP_RANK"})
-_OWN_RANK = re.compile(r"[\"']LOCAL_RANK[\"']")
-_SETS_UP = frozenset({"init_process_group", "init_device_mesh"})
-# Functions of libraries that start a function once per GPU, under torchrun too.
-_LIBRARIES = frozenset({"detectron2.engine.launch", "detectron2.engine.launch.launch", "fastreid.engine.launch"})
-_LIBRARIES |= {"yolox.core.launch", "gsplat.distributed.cli", "accelerate.notebook_launcher"}
-_LIBRARIES |= {"ray.train.torch.TorchTrainer", "torch.distributed.launcher.api.elastic_launch"}
-# Last names of functions that can start ranks, besides those of `subprocess` and those that get `nprocs`.
-_STARTERS = frozenset(name.rpartition(".")[2] for name in _LIBRARIES)
-_STARTERS |= {"spawn", "start_processes", "Process", "system"}
+_RANK_NAMES = frozenset({"RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "GROUP_RANK"})
+# A mention of LOCAL_RANK that neither sets it nor only looks whether it is there.
+_OWN_RANK = re.compile(r"[\"']LOCAL_RANK[\"'](?!\s*(?:not\s+)?in\b|\]\s*=[^=])")
+_SETS_UP = frozenset({"init_process_group", "init_device_mesh", "init_distributed"})
+# Functions of libraries that start a function once per GPU, whatever started them.
+_LIBRARY_STARTERS = """
+    detectron2.engine.launch fastreid.engine.launch yolox.core.launch accelerate.notebook_launcher
+    ray.train.torch.TorchTrainer torch.distributed.launcher.api.elastic_launch
+"""
+_LIBRARIES = _LIBRARY_STARTERS.split()
+# The last names of what can start ranks, unless it gets `nprocs`.
+_STARTERS = ("spawn", "start_processes", "Process", *(name.rpartition(".")[2] for name in _LIBRARIES))
+# Others set up a group only in processes that they start, or by another launcher.
+_JOINING = FRAMEWORKS - {"detectron2", "horovod", "monai", "ray"} | {"transformers", "sentence_transformers"}
+# What joins the ranks of a launch when it is used, by its name in one of these packages.
+_JOINS = re.compile(
+    r"\w*Trainer|\w*TrainingArguments|Accelerator|PartialState|Fabric|LightningCLI|Runner"
+    r"|init\w*|launch\w*|prepare_training_environment"
+)
 _DEVICES = re.compile(r"(?i)n_?gpus?|num_gpus|gpu_count|(?:gpu|device)s|(?:gpu|device)_ids|device_count|world_size")
 
 
 _COUNTS_DEVICES = re.compile(rf"device_count|is_available|^[\w.]*\b(?:{_DEVICES.pattern[4:]})\s*[<>=]")
-
-
-def initialisation(program: Program) -> DeclaredAt | None:
-    """Return the first mention of ``init_process_group`` or ``init_device_mesh``, in a call or otherwise."""
-    for source in program.sources:
-        for node in source.nodes if any(name in source.text for name in _SETS_UP) else ():
-            if last(node) in _SETS_UP or string(node) in _SETS_UP:
-                return at(node, source)
-    return None
-
-
-def framework(program: Program) -> tuple[str, DeclaredAt] | None:
-    """Return the first imported framework that sets up process groups itself, and where."""
-    for file, record in program.foreign:
-        package = record.package
-        if package in FRAMEWORKS:
-            return package, DeclaredAt(file.shown, record.line)
-        if package in ("transformers", "sentence_transformers") and _trains(record.names, file.text):
-            return package, DeclaredAt(file.shown, record.line)
-    return None
-
-
-def _trains(names: Iterable[tuple[str, str]], text: str) -> bool:
-    return any(_TRANSFORMERS.search(name) or is_training_arguments(f"trl.{name}") for name, _ in names) or (
-        not names and re.search(r"\.\w*(?:Trainer|TrainingArguments)\b", text) is not None
-    )
 
 
 # Fields of ``ddplaunch.current()`` that are numbers of the plan.
@@ -113,20 +93,21 @@ def _function_over(node: ast.AST | None, part: ReachablePart) -> ast.expr | None
 class GroupSetUp:
     """How a script starts ranks and sets up their process group.
 
-    ``spawns`` is where it starts its own ranks; ``alone`` is True if only those set up a group. ``off`` is where it
-    would set one up if ``condition`` had the other value; ``switches`` are the options that this depends on.
+    ``joined``: the ranks of a launch meet in what was read. ``spawns`` is where the script starts its own ones;
+    ``alone`` if its process group is set up nowhere else. ``off`` is where it would set one up if the ``switches``,
+    options, had other values.
     """
 
     spawns: DeclaredAt | None = None
     alone: bool = False
     off: DeclaredAt | None = None
     switches: tuple[str, ...] = ()
-    condition: str = ""
+    joined: bool = False
 
 
-def ranks_of(parts: Sequence[ReachablePart], flow: Flow, options: Sequence[DeclaredOption]) -> GroupSetUp:
+def ranks_of(outside: Outside, options: Sequence[DeclaredOption]) -> GroupSetUp:
     """Return where the script starts its own ranks, or which options keep it from setting up a process group."""
-    outside = _Outside(parts, flow)
+    parts, flow = outside.parts, outside.flow
     certain = next((place for place in outside.spawns if _is_certain(*place, flow)), None)
     set_ups = _set_ups(parts)
     obstacles = [outside.obstacle(call, part) for call, part in set_ups]
@@ -134,35 +115,28 @@ def ranks_of(parts: Sequence[ReachablePart], flow: Flow, options: Sequence[Decla
     aware = any(name in _RANK_NAMES for part in parts for name in environment_names(part))
     if certain is not None and (alone or not aware):
         return GroupSetUp(at(certain[0], certain[1].source), alone)
-    by_torch = (place for place in outside.spawns if last(place[0].func) != "Process")
-    likely = next((place for place in by_torch if outside.obstacle(*place) is None), None)
-    if likely is not None and not aware and set_ups and all(_says_rank(call) for call, _ in set_ups):
-        return GroupSetUp(at(likely[0], likely[1].source), True)
-    if not alone or certain is not None:
-        return GroupSetUp()
-    spawning = {condition_text(test): place for place in outside.spawns for test, _ in flow.known.conditions(*place)}
+    frames = (node for part in parts for node in _joining(part, bool(set_ups)))
+    sets_rank = any(True for part in parts for _ in _set_in_environment(part, "RANK"))
+    own = not aware and (sets_rank or all(_says_rank(call) for call, _ in set_ups))
+    joined = (not alone and not own) or any(outside.obstacle(*place) is None for place in frames)
+    if joined or not alone:
+        return GroupSetUp(joined=joined and certain is None)
+    if _SPAWN in obstacles:
+        call, part = outside.spawns[0]
+        return GroupSetUp(at(call, part.source), True)
+    if outside.spawns:
+        return GroupSetUp()  # what would set up a group may start ranks too
     for (call, part), obstacle in zip(set_ups, obstacles, strict=True):
-        # the condition that would let it set up a group would start ranks too
-        if obstacle is not None and condition_text(obstacle[0]) in spawning:
-            place = spawning[condition_text(obstacle[0])]
-            return GroupSetUp(at(place[0], place[1].source), True)
         of_one = ast.unparse(keyword(call, "world_size") or call) == "1"  # each rank by itself: no group of the launch
         if obstacle is not None and obstacle[1] is not None and not of_one:
             behind = flow.known.options_behind(obstacle[0], obstacle[1])
-            for place in outside.spawns:
-                if any(
-                    behind and behind <= flow.known.options_behind(test, place[1])
-                    for test, _ in flow.known.conditions(*place)
-                ):
-                    return GroupSetUp(at(place[0], place[1].source), True)
             found = [option for option in options if option.dest in behind]
             found = [option for option in found if flow.known.turns(option.dest, obstacle[0], obstacle[1])]
             found = [option for option in found if not option.required] or found  # a required option is given anyway
             switches = tuple(dict.fromkeys(f"{option.behind} {option.flags[0]}".strip() for option in found))
             if switches:
-                return GroupSetUp(off=at(call, part.source), switches=switches, condition=condition_text(obstacle[0]))
-    started = next(iter(outside.spawns), None) if _SPAWN in obstacles else None
-    return GroupSetUp() if started is None else GroupSetUp(at(started[0], started[1].source), True)
+                return GroupSetUp(off=at(call, part.source), switches=switches)
+    return GroupSetUp()
 
 
 def device_from_option(parts: Sequence[ReachablePart], flow: Flow, option: DeclaredOption) -> DeclaredAt | None:
@@ -184,41 +158,36 @@ def device_from_option(parts: Sequence[ReachablePart], flow: Flow, option: Decla
 
 
 def _set_ups(parts: Sequence[ReachablePart]) -> list[tuple[ast.Call, ReachablePart]]:
-    return [(call, part) for part in parts for call in part.calls_of(*_SETS_UP) if last(call.func) in _SETS_UP]
+    calls = ((call, part) for part in parts for call in part.calls_of(*_SETS_UP) if last(call.func) in _SETS_UP)
+    return [
+        (call, part)
+        for call, part in calls
+        if last(call.func) != "init_distributed" or dotted(call.func, part.aliases).startswith("deepspeed.")
+    ]
 
 
-def rank_of_another_launcher(parts: Sequence[ReachablePart], flow: Flow) -> tuple[str, DeclaredAt] | None:
-    """Return the launcher (Slurm, MPI, Horovod) from which the script takes its rank, and where; None for torchrun."""
-    names = {name for part in parts for name in environment_names(part)}
-    set_ups = [call for call, _ in _set_ups(parts)]
-    for part in parts if set_ups and "RANK" not in names else ():
-        for node in part.of(ast.Constant):
-            if string(node) == "SLURM_PROCID" and isinstance(part.source.parents.get(node), ast.Subscript):
-                around = flow.known.conditions(node, part)
-                if all(flow.known.decide(test, part) is wanted for test, wanted in around):
-                    return "Slurm", at(node, part.source)
-    if names & _RANK_NAMES:
-        return None
-    own = bool(set_ups) and (all(map(_says_rank, set_ups)) or any(map(_sets_rank, parts)))
-    for part in parts:
-        for node in part.of(ast.Attribute):
-            name = dotted(node, part.aliases)
-            asks = (own and name.startswith("mpi4py.MPI.COMM_WORLD")) or (not set_ups and name == "horovod.torch.init")
-            if asks and flow.known.runs(node, part):
-                return name.partition(".")[0].replace("mpi4py", "MPI").replace("horovod", "Horovod"), at(
-                    node, part.source
-                )
-    return None
+def _joining(part: ReachablePart, own: bool) -> Iterator[tuple[ast.expr, ReachablePart]]:
+    """Yield where what joins ranks is named; DeepSpeed joins none of its own where the script sets up a group."""
+    packages = {bound: name for bound, name in part.aliases.items() if name.partition(".")[0] in _JOINING}
+    for node in part.of(ast.Name) if packages else ():
+        assert isinstance(node, ast.Name)
+        name, outer = packages.get(node.id, ""), part.source.parents.get(node)
+        while isinstance(outer, ast.Attribute) and not _JOINS.fullmatch(name.rpartition(".")[2]):
+            name, outer = f"{name}.{outer.attr}", part.source.parents.get(outer)
+        joins = _JOINS.fullmatch(name.rpartition(".")[2]) or is_training_arguments(name)
+        if joins and not (own and name.startswith("deepspeed.")):
+            yield node, part
 
 
 _Obstacle = tuple[ast.expr, ReachablePart | None]
 _SPAWN: Final[_Obstacle] = (ast.Constant("started by the script itself"), None)
 
 
-class _Outside:
-    """Follows a node up to its callers, to see whether it can run outside of ranks that the script itself starts."""
+class Outside:
+    """Follows a node up to what calls it, other than processes that the script starts."""
 
     def __init__(self, parts: Sequence[ReachablePart], flow: Flow) -> None:
+        """Find what starts ranks."""
         self.parts, self.flow = parts, flow
         self.spawns = [(call, part) for part in parts for call in _starters(part) if _starts_ranks(call, part, flow)]
         self.targets = {id(node) for call, _ in self.spawns for item in _arguments(call) for node in ast.walk(item)}
@@ -273,17 +242,53 @@ def _says_rank(call: ast.Call) -> bool:
     return last(call.func) == "init_process_group" and keyword(call, "rank") is not None
 
 
-def _sets_rank(part: ReachablePart) -> bool:
-    """Return whether a part sets its own rank: ``os.environ["RANK"] = str(rank)``."""
-    nodes = (node for node in part.of(ast.Subscript) if isinstance(node, ast.Subscript))
-    own = (node for node in nodes if isinstance(node.ctx, ast.Store) and is_environ(node.value, part))
-    return any(string(node.slice) == "RANK" for node in own)
+def _set_in_environment(part: ReachablePart, name: str) -> Iterator[ast.Assign]:
+    """Yield where a part sets an environment variable."""
+    for node in part.of(ast.Assign):
+        assert isinstance(node, ast.Assign)
+        target = node.targets[0]
+        if isinstance(target, ast.Subscript) and string(target.slice) == name and is_environ(target.value, part):
+            yield node
+
+
+# Under torchrun Lightning takes as many devices as there are ranks, or ends.
+_LIGHTNING = ("lightning", "pytorch_lightning")
+_EVERY_DEVICE = (None, -1, "auto")
+
+
+def devices_of(outside: Outside) -> Iterator[FixedDevices]:
+    """Yield what fixes how many devices are used, with this number, 0 if it is not known, and where.
+
+    That is a trainer of Lightning, or the script's own CUDA_VISIBLE_DEVICES.
+    """
+    flow = outside.flow
+    for part in outside.parts:
+        calls = part.calls_of("Trainer", "from_argparse_args")
+        trainers = [each for each in calls if dotted(each.func, part.aliases).partition(".")[0] in _LIGHTNING]
+        fixed: list[tuple[str, ast.expr, ast.Call]] = [
+            (item.arg or "**", item.value, call)
+            for call in trainers
+            for item in call.keywords
+            if item.arg in (None, "devices", "gpus")
+        ] + [("**", each, each) for each in trainers if last(each.func) == "from_argparse_args"]
+        own = _set_in_environment(part, "CUDA_VISIBLE_DEVICES")
+        for name, value, node in (*fixed, *(("CUDA_VISIBLE_DEVICES", each.value, each) for each in own)):
+            devices = flow.known.value(value, part)
+            by_launch = devices in _EVERY_DEVICE or not flow.made_of(value, part).isdisjoint((WORLD, LOCAL_WORLD))
+            if not by_launch and outside.obstacle(node, part) is None:
+                yield FixedDevices(name, _number_of(devices, name), at(node, part.source))
+
+
+def _number_of(devices: object, name: str) -> int:
+    """Return how many devices ``2`` or ``[0, 1]`` are, or the variable's ``"0,1"``; 0 if that is not known."""
+    if isinstance(devices, str):
+        return devices.count(",") + 1 if name == "CUDA_VISIBLE_DEVICES" else 0
+    return len(devices) if isinstance(devices, tuple) else devices if type(devices) is int else 0
 
 
 def _starters(part: ReachablePart) -> Sequence[ast.Call]:
     """Return the calls that may start ranks."""
-    text = part.source.text
-    return part.calls if "subprocess" in text or "nprocs" in text else part.calls_of(*_STARTERS)
+    return part.calls if "nprocs" in part.source.text else part.calls_of(*_STARTERS)
 
 
 def _starts_ranks(call: ast.Call, part: ReachablePart, flow: Flow) -> bool:
@@ -295,11 +300,6 @@ def _starts_ranks(call: ast.Call, part: ReachablePart, flow: Flow) -> bool:
         return processes is not None and not (isinstance(processes, ast.Constant) and processes.value == 1)
     if last(call.func) == "Process" and keyword(call, "target") is not None:
         return _loop(call, part) is not None
-    if name == "os.system" or name.startswith("subprocess."):
-        commands = [
-            value for item in call.args[:1] for value in (item, *(value for value, _ in flow.bound(item, part)))
-        ]
-        return any(_LAUNCHERS.search(string(node) or "") for command in commands for node in ast.walk(command))
     return _is_of_a_library(call, part)
 
 

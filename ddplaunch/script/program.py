@@ -31,7 +31,9 @@ _WORDS = (
     "world_size|ngpu|n_gpu|num_gpus|device_count|ddplaunch|accum|update_freq|DataLoader(",
 )
 _WORTH = tuple(tuple(line.split("|")) for line in _WORDS)
-# Parts of names of modules that are likely to have options or process groups.
+# A script that adds the directory above its own to the module search path.
+_ABOVE = re.compile(r"sys\.path\.(?:append|insert)\(.*__file__.*(?:\.\.|dirname.*dirname|\.parent\.parent)")
+# Parts of the names of modules that rather lead to options and process groups than others.
 _PROMISING = re.compile(r"(?i)arg|opt(?!im)|pars|conf|cfg|flag|param|cli\b|setup|dist|init|launch|train|main|run")
 
 
@@ -131,7 +133,8 @@ def follow(root: ParsedFile, cwd: Path, search: Sequence[Path]) -> Program:
     first.
     """
     start = LocalFile(root.path, root.shown, root.text, list(records_of(root.imports)), root)
-    program = Program(start, Roots(root.path, cwd, search), {root.path: start})
+    above = [root.path.parent.parent] if _ABOVE.search(root.text) else []
+    program = Program(start, Roots(root.path, cwd, search, above), {root.path: start})
     waiting: list[tuple[int, int, int, Path]] = []
     _queue_imports(program, start, 0, waiting)
     tried: set[Path] = set()

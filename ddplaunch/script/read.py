@@ -6,32 +6,35 @@ import ast
 import gc
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from ddplaunch.script.configuration.config_files import ENDINGS
 from ddplaunch.script.configuration.overrides import configuration
+from ddplaunch.script.constants import not_one_pass
 from ddplaunch.script.declared import given
 from ddplaunch.script.flow import Flow
-from ddplaunch.script.known import UNKNOWN, Known, known_value
-from ddplaunch.script.meaning import Understood, added_up, candidate, understood
+from ddplaunch.script.known import UNKNOWN, known_value
+from ddplaunch.script.meaning import added_up, candidate, understood
 from ddplaunch.script.mistake_rules import mistakes_of
-from ddplaunch.script.names import at, dotted, keyword, last, string
+from ddplaunch.script.names import ImportRecord, at, dotted, last, string
 from ddplaunch.script.options.calls import argparse_options
 from ddplaunch.script.options.commands import click_options
 from ddplaunch.script.options.fields import configured_options
 from ddplaunch.script.process_groups import (
+    GroupSetUp,
+    Outside,
     current_numbers,
     device_from_option,
-    framework,
-    initialisation,
-    rank_of_another_launcher,
+    devices_of,
     ranks_of,
 )
 from ddplaunch.script.program import Program, follow, show
 from ddplaunch.script.reachable import ReachablePart, environment_names, reachable_parts
 from ddplaunch.script.script_report import (
+    FRAMEWORKS,
+    GROUP_NOT_FOLLOWED,
     KNOWN_PACKAGES,
+    NO_GROUP,
     OWN_WAYS,
     DeclaredAt,
     DeclaredOption,
@@ -48,9 +51,8 @@ _METHODS = """
     ConfigManager apply_overrides HParams DEFINE_integer DEFINE_float
 """
 _DYNAMIC_CALLS, _DYNAMIC_METHODS = _CALLS.split(), _METHODS.split()
-_DYNAMIC = ("import_module", "__import__", *(name.rpartition(".")[2] for name in _DYNAMIC_CALLS), *_DYNAMIC_METHODS)
+_DYNAMIC = (*(name.rpartition(".")[2] for name in _DYNAMIC_CALLS), *_DYNAMIC_METHODS)
 _PARSING_METHODS = frozenset({"parse_args", "parse_args_into_dataclasses", "run", "cli", "main"})
-_QUOTED = 60  # characters of a line that does not compile
 
 
 def read_script(path: Path, cwd: Path, search: Sequence[Path] = (), args: Sequence[str] = ()) -> ScriptReport:
@@ -71,9 +73,7 @@ def read_script(path: Path, cwd: Path, search: Sequence[Path] = (), args: Sequen
         return ScriptReport(shown, syntax_error=f"{shown}:{line}: {text.problem}", complete=False)
     if isinstance(parsed, SyntaxProblem):
         refused = parsed.refused and text.problem is None
-        source = text.text.split("\n")[parsed.line - 1 : parsed.line]
-        quoted = f": `{source[0].strip()[:_QUOTED]}`" if source and source[0].strip() else ""
-        message = f"{shown}:{parsed.line}: {parsed.message}{quoted}" if refused else None
+        message = f"{shown}:{parsed.line}: {parsed.message}" if refused else None
         return ScriptReport(shown, syntax_error=message, complete=False)
     collects = gc.isenabled()
     gc.disable()  # trees are many objects in no circles; looking through them for some costs a third of the time
@@ -94,50 +94,60 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
     config = configuration(flow, program, declared, args, cwd)
     options = config.added_to(declared)
     flow.forget(config.settled)
-    known = flow.use_conditions(options, {**dict(config.facts), **_known_values(options, args, parts)})
-    options = tuple(_under_conditions(options, known, parts))
+    values = {**dict(config.facts), **_known_values(options, args, parts)}
+    flow.use_conditions(options, values)
     local = next((option for option in options if _LOCAL_RANK & set(option.flags)), None)
-    used = framework(program)
-    initialised = initialisation(program)
-    own = used is None or initialised is not None
-    if initialised is None and used is not None:
-        initialised = used[1]
-    ranks = ranks_of(parts, flow, (*options, *config.switches))
-    switched = used is None and not _LOCAL_RANK.isdisjoint(ranks.switches)
-    if switched:
-        flow.assume(ranks.condition)  # a finding has the command with each rank's own, and with these numbers
+    outside = Outside(parts, flow)
+    ranks = ranks_of(outside, (*options, *config.switches))
+    switched = not _LOCAL_RANK.isdisjoint(ranks.switches)
+    if local and switched:  # a finding has the command with each rank's own, and with these numbers
+        flow.use_conditions(options, values | {local.dest: UNKNOWN})
     numbers = understood(options, flow)
-    unread = next((place for part in parts for place in _dynamic(part)), _hidden_import(program))
-    plain = used is None and ranks.spawns is None and not switched
-    mistakes = mistakes_of(program, parts, flow) if plain else ()
-    off = None if used is not None or switched else ranks.off
-    threads = (mistake.at for mistake in mistakes if mistake.code == "data-parallel-under-launcher")
-    devices = _one_device(parts, known) if used is not None and "lightning" in used[0] else ()
-    elsewhere = rank_of_another_launcher(parts, flow)
-    alone = [place for place in (off, elsewhere and elsewhere[1], *threads, *devices) if place]
+    decided = {option.meaning for option in numbers.options} | {instead.meaning for instead in numbers.instead}
+    accumulated = () if "accum" in decided else tuple(_accumulation_in(program, args, cwd))
+    unknown = list(_unknown_imports(program))
+    frameworks = FRAMEWORKS.intersection(record.package for _, record in program.foreign)
+    own_group = any("init_process_group" in file.text for file in program.files.values())
+    dynamic = [place for part in parts for place in _dynamic(part)]
+    dynamic += [place for place, record in unknown if record.package in OWN_WAYS]
+    loads = any(
+        not (call.args and string(call.args[0]))
+        for part in parts
+        for call in part.calls_of("import_module", "__import__")
+    )
+    mistakes = mistakes_of(parts, flow) if ranks.spawns is None and not switched else ()
+    devices = list(devices_of(outside))
+    apart = _apart(
+        ranks,
+        None if switched else ranks.off,
+        [each.at for each in devices if not each.number],
+        bool(frameworks or own_group),
+    )
+    passes = "" if "accum" in decided or accumulated else not_one_pass(flow)
     return ScriptReport(
         path=script.shown,
         options=numbers.options,
-        initialises=initialised,
-        framework=used[0] if used is not None else None,
         spawns=ranks.spawns,
         spawns_alone=ranks.alone,
-        ranks_from=elsewhere,
-        switched_off=ranks.off if used is None else None,
-        switches=ranks.switches if used is None else (),
+        switched_off=ranks.off,
+        switches=ranks.switches,
         demands_local_rank=local.at if local and local.required and local.default is None else None,
-        takes_local_rank=None if local is None or switched or not own else device_from_option(parts, flow, local),
+        takes_local_rank=None
+        if local is None or switched or (frameworks - {"deepspeed"} and not own_group)
+        else device_from_option(parts, flow, local),
         early=next(_named_early(program), ""),
         reads_env=tuple(dict.fromkeys(name for part in parts for name in environment_names(part))),
         asks_for=current_numbers(parts, flow),
         ambiguous=numbers.ambiguous,
-        instead=(*numbers.instead, *_trained_otherwise(program, numbers, alone, unread, args, cwd)),
+        instead=(*numbers.instead, *accumulated),
+        doubts=tuple(each for each in (("world_size", apart), ("accum", passes)) if each[1]),
+        devices=next((each for each in devices if each.number), None),
         configs=config.files,
-        complete=None not in found and not config.unknown and program.complete and unread is None,
-        unread=unread,
+        complete=None not in found and not config.unknown and program.complete and not (dynamic or unknown or loads),
+        unread=next(iter(dynamic), None),
         code=program.digests(),
         mistakes=mistakes,
-        added_up=added_up(numbers.options, flow) if used is None or used[0] == "accelerate" else None,
+        added_up=added_up(numbers.options, flow) if frameworks <= {"accelerate"} else None,
     )
 
 
@@ -150,20 +160,20 @@ _ACCUMULATES = re.compile(
 )
 
 
-def _trained_otherwise(
-    program: Program,
-    numbers: Understood,
-    alone: Sequence[DeclaredAt],
-    unread: DeclaredAt | None,
-    args: Sequence[str],
-    cwd: Path,
-) -> Iterator[Instead]:
-    """Yield what numbers that nobody passes are not as they seem: ranks ``alone``, an accumulation of the script's."""
-    for place in alone[:1]:
-        yield Instead("batch_size", f"each rank trains alone ({place})")
-    known = {option.meaning for option in numbers.options} | {instead.meaning for instead in numbers.instead}
-    if "accum" in known:
-        return
+def _apart(ranks: GroupSetUp, off: DeclaredAt | None, devices: Sequence[DeclaredAt], named: bool) -> str:
+    """Return why the ranks of a launch may not train together, as a clause; empty if a group of theirs was followed.
+
+    ``named``: the source names a process group or a framework that sets one up.
+    """
+    if off:
+        return f"each rank trains alone ({off})"
+    if devices:
+        return f"{devices[0]} decides how many devices train"
+    return "" if ranks.joined else GROUP_NOT_FOLLOWED if named else NO_GROUP
+
+
+def _accumulation_in(program: Program, args: Sequence[str], cwd: Path) -> Iterator[Instead]:
+    """Yield what gives an accumulation of the script's own."""
     named = [cwd / arg.rpartition("=")[2] for arg in args if arg.endswith((*ENDINGS, ".toml", ".py"))]
     given_files = [(show(path, cwd), text.text) for path in named if (text := read_text(path)) is not None]
     for shown, source in (*given_files, *((file.shown, file.text) for file in program.files.values())):
@@ -173,17 +183,6 @@ def _trained_otherwise(
             decides = "may decide" if shown.endswith(".py") else "decides"
             yield Instead("accum", f"{place} {decides} the accumulation")
             return
-    if unread is not None and not any(meaning and meaning.endswith("batch_size") for meaning in known):
-        yield Instead("accum", f"no accumulation was found, and {unread} may hide one")
-
-
-def _one_device(parts: Sequence[ReachablePart], known: Known) -> Iterator[DeclaredAt]:
-    """Yield the trainers of Lightning that take one device, whatever started them."""
-    for part in parts:
-        for call in part.calls_of("Trainer"):
-            devices = keyword(call, "devices")
-            if devices is not None and known.value(devices, part) == 1 and known.runs(call, part):
-                yield at(call, part.source)
 
 
 def _known_values(
@@ -213,24 +212,6 @@ def _known_values(
     return values
 
 
-def _under_conditions(
-    options: Sequence[DeclaredOption], known: Known, parts: Sequence[ReachablePart]
-) -> Iterator[DeclaredOption]:
-    """Yield the options whose condition may hold; under one that cannot be decided nothing is required."""
-    where = {
-        (part.source.shown, call.lineno): (call, part)
-        for part in parts
-        for call in part.calls_of("add_argument")
-        if last(call.func) == "add_argument"
-    }
-    for option in options:
-        call, part = where.get((option.at.file, option.at.line), (None, None))
-        if call is None or part is None:
-            yield option
-        elif known.runs(call, part):
-            yield replace(option, required=option.required and not known.conditional(call, part))
-
-
 def _declared(program: Program, part: ReachablePart) -> Iterator[DeclaredOption | None]:
     yield from argparse_options(part)
     yield from click_options(part)
@@ -247,22 +228,19 @@ def _named_early(program: Program) -> Iterator[str]:
                 yield f"{file.shown} names {name} before it imports torch"
 
 
-def _hidden_import(program: Program) -> DeclaredAt | None:
-    """Return where the program imports a package that is neither followed nor known."""
+def _unknown_imports(program: Program) -> Iterator[tuple[DeclaredAt, ImportRecord]]:
+    """Yield where the program imports a package that is neither followed nor known."""
     for file, record in program.foreign:
-        package = record.package
-        own_way = record.level or package in OWN_WAYS or package not in KNOWN_PACKAGES
-        if own_way or ("cli" in record.module.split(".") and package in ("lightning", "pytorch_lightning")):
-            return DeclaredAt(file.shown, record.line)
-    return None
+        of_cli = "cli" in record.module.split(".") and record.package in ("lightning", "pytorch_lightning")
+        if record.level or of_cli or record.package in OWN_WAYS or record.package not in KNOWN_PACKAGES:
+            yield DeclaredAt(file.shown, record.line), record
 
 
 def _dynamic(part: ReachablePart) -> Iterator[DeclaredAt]:
     """Yield where a part gets options in ways that the source does not show, or reads the arguments itself."""
     for call in part.calls_of(*_DYNAMIC):
         name = dotted(call.func, part.aliases)
-        imports = name in ("importlib.import_module", "__import__") and not (call.args and string(call.args[0]))
-        if imports or name in _DYNAMIC_CALLS or last(call.func) in _DYNAMIC_METHODS:
+        if name in _DYNAMIC_CALLS or last(call.func) in _DYNAMIC_METHODS:
             yield at(call, part.source)
     for node in part.of(ast.Attribute, ast.Name) if "argv" in part.source.text else ():
         if dotted(node, part.aliases) == "sys.argv" and not _is_handed_to_parser(node, part):

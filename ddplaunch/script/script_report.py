@@ -49,6 +49,10 @@ class LrRule:
     at: DeclaredAt
 
 
+#: Why ranks may not train together: no process group is named, or what is named was not followed.
+NO_GROUP = "no process group was seen in what could be read"
+GROUP_NOT_FOLLOWED = "no process group was followed that joins the ranks"
+
 #: How a value is passed: ``--lr 0.1``, ``--lr=0.1``, ``lr=0.1``, ``LR 0.1``.
 Spelling = Literal["--k v", "--k=v", "k=v", "k v"]
 
@@ -67,8 +71,7 @@ class DeclaredOption:
     ``rule`` is what the script multiplies a learning rate by.
 
     The key of a configuration is an option whose only flag is the key as it is passed. ``behind`` is the option that
-    its words follow, ``front`` whether they stand before the user's; ``default_at`` is the line of a file that the
-    default is from.
+    its words follow, ``front`` whether they stand before the user's.
     """
 
     flags: tuple[str, ...]
@@ -88,7 +91,6 @@ class DeclaredOption:
     spelling: Spelling = "--k v"
     behind: str = ""
     front: bool = True
-    default_at: DeclaredAt | None = None
     doubt: str = ""
 
 
@@ -116,15 +118,26 @@ class Mistake:
 
 
 @dataclass(frozen=True)
+class FixedDevices:
+    """What fixes the ``number`` of devices, by its ``name``: an argument of Lightning's, or CUDA_VISIBLE_DEVICES."""
+
+    name: str
+    number: int
+    at: DeclaredAt
+
+    def differ(self, nproc: int) -> bool:
+        """Return whether ``nproc`` ranks on a node cannot have these devices; variables may show more than needed."""
+        return self.number < nproc or (self.number > nproc and self.name != "CUDA_VISIBLE_DEVICES")
+
+
+@dataclass(frozen=True)
 class ScriptReport:
     """Everything read from the script and the local modules that it imports.
 
     ``complete`` is False if there may be options that could not be read, ``unread`` a line that may have them; checks
-    that conclude from absence must then stay silent. ``initialises`` says where the script, or the framework that
-    ``framework`` names, sets up a process group. ``spawns`` is where the script starts its own processes
-    (``mp.spawn``, ``torch.multiprocessing.start_processes``, ``subprocess`` of torchrun), ``spawns_alone`` whether no
+    that conclude from absence must then stay silent. ``spawns`` is where the script starts its own processes
+    (``mp.spawn``, ``torch.multiprocessing.start_processes``), ``spawns_alone`` whether no
     process group is set up but between these.
-    ``ranks_from`` is what the script takes its rank from if torchrun does not set it (MPI, Horovod), and where.
     ``switched_off`` is where a process group would be set up if the ``switches``, spellings of options, had other
     values than in this launch. ``demands_local_rank`` is a *required* ``--local-rank``/``--local_rank`` option,
     ``takes_local_rank`` where such a one alone chooses the GPU. ``reads_env`` are the names of environment variables
@@ -134,17 +147,17 @@ class ScriptReport:
     ``added_up`` is where gradients are computed of a loss that nothing divides by the accumulation, as far as is seen.
     ``instead`` says for meanings that no option has what the source has in its place.
     ``early`` says which variable that torch reads while it is imported is named before that, and may be set.
+    ``doubts`` are further numbers of the plan that may not be what trains, each with a clause on why: ``world_size``
+    where no process group of the launch's ranks was followed, ``accum`` where no loop with a step for each backward
+    pass was. ``devices`` is what fixes the number of devices.
     ``configs`` are the configuration files whose keys are among the options or their defaults. ``code`` has the files
     that were followed, the script first, each with a digest of its text.
     """
 
     path: str
     options: tuple[DeclaredOption, ...] = ()
-    initialises: DeclaredAt | None = None
-    framework: str | None = None
     spawns: DeclaredAt | None = None
     spawns_alone: bool = False
-    ranks_from: tuple[str, DeclaredAt] | None = None
     switched_off: DeclaredAt | None = None
     switches: tuple[str, ...] = ()
     demands_local_rank: DeclaredAt | None = None
@@ -154,6 +167,8 @@ class ScriptReport:
     asks_for: tuple[str, ...] = ()
     ambiguous: tuple[tuple[Meaning, tuple[str, ...]], ...] = ()
     instead: tuple[Instead, ...] = ()
+    doubts: tuple[tuple[str, str], ...] = ()
+    devices: FixedDevices | None = None
     configs: tuple[str, ...] = ()
     syntax_error: str | None = None
     complete: bool = True

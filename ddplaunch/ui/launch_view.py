@@ -84,9 +84,9 @@ def _models(launch: Launch, facts: Facts | None) -> str:
 def batch_text(launch: Launch) -> str:
     """Return ``32 = 8 per GPU × 1 accumulation × 4 GPUs``, or an empty text if no batch size is known.
 
-    Without a total where a number may differ from what trains: ``8? per GPU × 1 accumulation × 4 GPUs: …``.
+    Without a total where a number may differ from what trains: ``8? per GPU × 1 accumulation × 4 GPUs?: …``.
     """
-    numbers, doubts = launch.numbers, _doubts(launch, "batch_size", "accum")
+    numbers, doubts = launch.numbers, _doubts(launch, "batch_size", "accum", "world_size")
     if numbers.global_batch_size is None:
         return _doubted(f"{numbers.batch_size.value}{{batch_size}} per process", doubts) if numbers.batch_size else ""
     total = number_text(numbers.global_batch_size.value)
@@ -95,18 +95,29 @@ def batch_text(launch: Launch) -> str:
     unit = "GPU" if launch.device.value == "cuda" else "process"
     accum = numbers.accum.value if numbers.accum is not None else 1
     ranks = count(numbers.world_size.value, unit)
-    parts = f"{numbers.batch_size.value}{{batch_size}} per {unit} × {accum}{{accum}} accumulation × {ranks}"
+    parts = (
+        f"{numbers.batch_size.value}{{batch_size}} per {unit} × {accum}{{accum}} accumulation × {ranks}{{world_size}}"
+    )
     return _doubted(parts if doubts else f"{total} = {parts}", doubts)
 
 
 def _doubts(launch: Launch, *families: str) -> dict[str, str]:
-    """Return the numbers of ``families`` that may differ from what trains, each with a clause about what decides it."""
-    return {family: clause for family, clause in launch.doubts if family in families}
+    """Return the numbers of ``families`` that may differ from what trains, each with a clause about what decides it.
+
+    What was said of the ranks is not said again of what is scaled by their number.
+    """
+    doubts = dict(launch.doubts)
+    ranks = "" if "world_size" in families else doubts.get("world_size", "")
+    return {
+        family: clause.replace(ranks, "") if ranks else clause
+        for family, clause in doubts.items()
+        if family in families
+    }
 
 
 def _doubted(text: str, doubts: Mapping[str, str]) -> str:
     """Return ``text`` with a question mark at each doubted number, and the reasons after it."""
-    marks = {family: "?" if family in doubts else "" for family in ("batch_size", "accum")}
+    marks = {family: "?" if family in doubts else "" for family in ("batch_size", "accum", "world_size")}
     return ": ".join(filter(None, (text.format(**marks), "; ".join(dict.fromkeys(doubts.values())))))
 
 
@@ -120,6 +131,8 @@ def lr_text(launch: Launch) -> str:
     if lr is None or ((base or lr).source.kind == "script" and (base is None or factor is None or factor.value == 1)):
         return ""
     value = number_text(lr.value) + "?" * bool(doubts)
+    if any(missing.number == "lr" for missing in launch.missing):
+        return _doubted(value, doubts)
     origin = " (as given)"
     if base is not None and factor is not None:
         origin = f" = {number_text(base.value)} × {number_text(factor.value)} ({_rule_text(numbers)})"

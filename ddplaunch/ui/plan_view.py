@@ -67,7 +67,7 @@ def plan_text(launch: Launch, terminal: Terminal, *, facts: Facts | None = None)
         "passed to the script": panel([(one.number, passed_text(one)) for one in launch.passed], terminal),
         "environment": panel(variables if verbose else (), terminal),
         "command": [f"  {line}" for line in command],
-        "assumptions": _assumptions(launch.numbers.assumptions, terminal),
+        "assumptions": _assumptions(_that_matter(launch), terminal),
     }
     return terminal.page([line for title, body in parts.items() for line in section(title, body, terminal)][:-1])
 
@@ -88,13 +88,16 @@ def compare_text(numbers: Sequence[Numbers], terminal: Terminal) -> str:
 
 # Computed numbers that the summary does not already show with a formula.
 _COMPUTED = ("warmup_steps", "steps_per_epoch", "dropped", "padded")
-_OF_DOUBTS = {"batch_size": ("batch_size", "global_batch_size"), "accum": ("accum", "global_batch_size")}
+# Numbers of the same subject as one that does not arrive, which the summary tells.
+_OF_MISSING = {"lr": ("base_lr", "lr", "lr_scaling"), "warmup_steps": ("base_warmup", "warmup_steps")}
+_OF_DOUBTS = {name: (name, "global_batch_size") for name in ("batch_size", "accum", "world_size")}
 
 
 def _numbers(launch: Launch, terminal: Terminal) -> list[str]:
     """Return the numbers with their sources; without ``--verbose`` only given ones and those shown nowhere else."""
     verbose = value_of(launch.options.verbose, False)
     topology, numbers = launch.topology, resolved_numbers(launch.numbers)
+    missing = {name for each in launch.missing for name in _OF_MISSING.get(each.number, (each.number,))}
     doubted = {name for family, _ in launch.doubts for name in _OF_DOUBTS.get(family, (family,))}
     resolved: dict[str, Resolved[Any]] = {"nodes": topology.nnodes, "processes per node": topology.nproc_per_node}
     resolved |= {"device": launch.device}
@@ -102,13 +105,23 @@ def _numbers(launch: Launch, terminal: Terminal) -> list[str]:
     rows += [
         (_title(name), number_text(number.value) + "?" * (name in doubted), number)
         for name, number in numbers.items()
-        if verbose or name in _COMPUTED or not (number.source.kind in ("default", "computed") or name == "world_size")
+        if verbose or (name not in missing and (name in _COMPUTED or number.source.kind not in ("default", "computed")))
+        if verbose or name != "world_size"
     ]
     return table(
         [{"number": name, "value": value, "source": str(number.source)} for name, value, number in rows],
         terminal,
         ("value",),
     )
+
+
+def _that_matter(launch: Launch) -> list[Assumption]:
+    """Return the assumptions; without ``--verbose`` none on scaling where no scaled number arrives."""
+    numbers, missing = launch.numbers, {each.number for each in launch.missing}
+    scaled = {"lr": numbers.base_lr, "warmup_steps": numbers.base_warmup}
+    arrive = any(base and name not in missing for name, base in scaled.items())
+    every = arrive or value_of(launch.options.verbose, False)
+    return [one for one in numbers.assumptions if every or not one.text.startswith("base_")]
 
 
 def _assumptions(assumptions: Sequence[Assumption], terminal: Terminal) -> list[str]:

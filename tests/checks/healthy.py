@@ -170,7 +170,6 @@ def healthy_script(**replace: Any) -> ScriptReport:
     report = ScriptReport(
         path="train.py",
         options=(DeclaredOption(("--batch-size",), DeclaredAt("train.py", 31), meaning="batch_size"),),
-        initialises=DeclaredAt("train.py", 12),
         reads_env=("LOCAL_RANK",),
     )
     return dataclasses.replace(report, **replace)

@@ -41,7 +41,6 @@ def one_rank() -> Launch:
 
 WORDS = {
     "rendezvous-in-script": ("MASTER_PORT=12355", "the script meets at its own MASTER_PORT=12355"),
-    "data-parallel-under-launcher": ("net", "the same GPUs for a model of its own: net"),
 }
 
 

@@ -13,7 +13,14 @@ from ddplaunch.checks.variables import CHECKS as OF_LAUNCHERS
 from ddplaunch.planning.launch import Launch, Missing, Target
 from ddplaunch.scaling.numbers import Numbers
 from ddplaunch.script.read import read_script
-from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, ScriptReport
+from ddplaunch.script.script_report import (
+    GROUP_NOT_FOLLOWED,
+    NO_GROUP,
+    DeclaredAt,
+    DeclaredOption,
+    FixedDevices,
+    ScriptReport,
+)
 from ddplaunch.values.finding import Severity
 from ddplaunch.values.resolved import Resolved
 from tests.checks.cases import found, outcome_of, silent_when_healthy
@@ -49,6 +56,7 @@ def test_script_spawns_processes_that_alone_share_a_group() -> None:
     report = healthy_script(spawns=HERE, spawns_alone=True, reads_env=("RANK",))
     finding = found(CHECKS, "script-spawns-processes", script=report)
     assert finding and finding.severity is Severity.ERROR and "train alone" in finding.why
+    assert "only between processes that it starts itself" in finding.what, "it may start none with these options"
 
 
 def test_distributed_switch_off() -> None:
@@ -162,6 +170,15 @@ def test_launch_contradicted(args: tuple[str, ...], script: ScriptReport, severi
     assert finding is None or what in finding.what
 
 
+def test_devices_that_the_script_fixes() -> None:
+    for name, number, fires in (("gpus", 1, True), ("devices", 8, False), ("devices", 9, True)):
+        report = healthy_script(devices=FixedDevices(name, number, HERE))
+        finding = found(CHECKS, "launch-contradicted", launch=healthy_launch(8), script=report)
+        assert (finding is not None) is fires
+    visible = healthy_script(devices=FixedDevices("CUDA_VISIBLE_DEVICES", 9, HERE))
+    assert found(CHECKS, "launch-contradicted", launch=healthy_launch(8), script=visible) is None, "one is left over"
+
+
 def test_a_contradiction_is_mended_by_a_placeholder_or_a_shell() -> None:
     launch = healthy_launch(target=Target("script", "train.py", ("--world-size", "4")))
     finding = found(CHECKS, "launch-contradicted", launch=launch, script=WORLD)
@@ -199,14 +216,16 @@ def test_one_process_has_a_local_rank_of_its_own() -> None:
 
 
 def test_script_never_initialises() -> None:
-    bare = healthy_script(initialises=None)
+    doubts = (("world_size", NO_GROUP),)
+    bare = healthy_script(doubts=doubts)
     finding = found(CHECKS, "script-never-initialises", script=bare)
     assert finding and finding.severity is Severity.WARNING and "8 ranks" in finding.why
     for report in (
-        healthy_script(initialises=None, framework="lightning"),
-        healthy_script(initialises=None, complete=False),
-        healthy_script(initialises=None, spawns=HERE),
-        healthy_script(initialises=None, syntax_error="line 3"),
+        healthy_script(),
+        healthy_script(doubts=doubts, complete=False),
+        healthy_script(doubts=(("world_size", GROUP_NOT_FOLLOWED),)),
+        healthy_script(doubts=doubts, spawns=HERE),
+        healthy_script(doubts=doubts, syntax_error="line 3"),
     ):
         assert found(CHECKS, "script-never-initialises", script=report) is None
     assert found(CHECKS, "script-never-initialises", launch=healthy_launch(1), script=bare) is None

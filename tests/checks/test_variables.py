@@ -11,7 +11,6 @@ from ddplaunch.checks.known_variables import INEFFECTIVE, KNOWN
 from ddplaunch.checks.variables import CHECKS, near_miss
 from ddplaunch.planning.launch import Launch, Target, Variable
 from ddplaunch.planning.options import Options
-from ddplaunch.script.script_report import DeclaredAt
 from ddplaunch.values.resolved import Resolved, Source
 from tests.checks.cases import NO_LAUNCH, NO_SCRIPT, found, silent_when_healthy
 from tests.checks.healthy import healthy_facts, healthy_launch, healthy_script, healthy_torch, topology
@@ -123,20 +122,6 @@ def test_the_table_knows_what_the_installed_torch_declares() -> None:
     names = set(re.findall(r'"((?:TORCH_)?NCCL_[A-Z_]+)"', header.read_text()))
     assert len(names) > 15
     assert names <= KNOWN
-
-
-@pytest.mark.parametrize(
-    ("name", "starter"),
-    [("MPI", "mpiexec -n 4 python"), ("Horovod", "horovodrun -np 4 python"), ("Slurm", "srun -n 4 python")],
-)
-def test_a_rank_of_another_launcher(name: str, starter: str) -> None:
-    report = healthy_script(ranks_from=(name, DeclaredAt("dist_util.py", 27)))
-    finding = found(CHECKS, "script-ranks-from-mpi", launch=healthy_launch(4), script=report)
-    assert finding and finding.what == f"train.py takes its rank from {name}, which does not start these ranks"
-    assert finding.fix.startswith(f"`{starter} train.py …`")
-    assert finding.where == ("dist_util.py:27",)
-    assert found(CHECKS, "script-ranks-from-mpi", launch=healthy_launch(1), script=report) is None
-    assert found(CHECKS, "script-ranks-from-mpi", launch=healthy_launch(4), script=healthy_script()) is None
 
 
 def behind(name: str, *args: str) -> Launch:

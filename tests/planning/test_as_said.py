@@ -126,7 +126,7 @@ def test_an_ambiguity_is_resolved_with_what_was_read_of_it() -> None:
 @pytest.mark.parametrize(
     ("value", "what", "fix"),
     [
-        ("--batchsize", "train.py declares no option `--batchsize` that takes", "`--batch-option=--batch-size`"),
+        ("--batchsize", "train.py declares no option `--batchsize` that takes", "name one of those"),
         (
             "--q:total",
             "train.py declares no option `--q` that takes",

@@ -13,7 +13,16 @@ from ddplaunch.planning.options import Options
 from ddplaunch.planning.script_numbers.forward import Forwarded, forward
 from ddplaunch.planning.script_numbers.handed_out import NAMES, Plan, complete_from_script, given_numbers
 from ddplaunch.scaling.numbers import Numbers
-from ddplaunch.script.script_report import WORLD, DeclaredAt, DeclaredOption, Instead, LrRule, Meaning, ScriptReport
+from ddplaunch.script.script_report import (
+    WORLD,
+    DeclaredAt,
+    DeclaredOption,
+    FixedDevices,
+    Instead,
+    LrRule,
+    Meaning,
+    ScriptReport,
+)
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import DEFAULT, Resolved, Source, Unavailable
 
@@ -171,7 +180,7 @@ EPOCHS = option("--warmup-epochs", "warmup_epochs")
     [
         (NO_SCRIPT, ["the options of the program cannot be read (not a Python file)"] * 3),
         (report(), ["train.py declares no option for it"] * 3),
-        (report(complete=False), ["no option for it was found, and a part of train.py may hide one"] * 3),
+        (report(complete=False), ["no option for it was found"] * 3),
         (
             replace(report(complete=False), unread=AT),
             ["no option for it was found, and train.py:31 may hide one"] * 3,
@@ -208,9 +217,9 @@ def test_a_given_number_that_does_not_arrive_is_missing_with_the_reason(
 @pytest.mark.parametrize(
     ("script", "fix"),
     [
-        (NO_SCRIPT, "pass it in an argument that the script takes, as in `NAME={lr}` after `--`, or read "),
+        (NO_SCRIPT, "put `{lr}` where it belongs after `--`; or read "),
         (report(), "read `ddplaunch.current().lr` in the script"),
-        (report(complete=False), "name its option, `--lr-option=NAME`; or pass it in an argument"),
+        (report(complete=False), "name its option, `--lr-option=NAME`; or put `{lr}`"),
         (ScriptReport("train.py", instead=(Instead("lr", "it is divided", "`--lr-option=--a`"),)), "`--lr-option=--a`"),
         (ScriptReport("train.py", ambiguous=(("lr", ("--a", "--b")),)), "`--lr-option=--a` or `--lr-option=--b`"),
         (
@@ -441,13 +450,35 @@ def test_what_the_script_may_train_with_instead_is_said_of_each_number() -> None
         ("accum", "train.py:12 decides the accumulation"),
         ("lr", "not passed, train.py decides"),
     )
-    assert forward((), plan("lr"), NO_SCRIPT).doubts == (("lr", "not passed, the program decides"),)
+    reason = NO_SCRIPT.reason
+    unread = {"world_size": reason, "accum": reason, "lr": "not passed, the program decides"}
+    assert dict(forward((), plan("lr"), NO_SCRIPT).doubts) == unread
+
+
+def test_ranks_that_may_not_meet_leave_what_is_scaled_by_them_in_doubt() -> None:
+    clause = "no process group was seen in what could be read"
+    script = replace(report(option("--lr", "lr")), doubts=(("world_size", clause), ("accum", "no loop")))
+    assert dict(forward((), plan("lr"), script).doubts) == {"world_size": clause, "accum": "no loop"}
+    scaled = replace(NUMBERS, base_lr=Resolved(0.1, FLAG))
+    assert dict(forward((), plan("lr", numbers=scaled), script).doubts)["lr"] == clause
+    alone = replace(NUMBERS, world_size=Resolved(1, FLAG))
+    assert "world_size" not in dict(forward((), plan("lr", numbers=alone), script).doubts)
+    named = replace(script, options=(option("--accum", "accum"),))
+    assert "no loop" not in dict(forward((), plan("accum"), named).doubts).values(), "somebody named its option"
+
+
+def test_devices_that_the_script_fixes_are_compared_with_the_launch() -> None:
+    fixed = {number: replace(report(), devices=FixedDevices("devices", number, AT)) for number in (1, 4)}
+    nproc = plan("lr").nproc
+    for number, script in fixed.items():
+        clause = dict(forward((), plan("lr"), script).doubts).get("world_size")
+        assert clause == (None if number == nproc else f"train.py:31 sets the devices to {number}")
 
 
 def test_losses_that_nothing_divides_are_said_where_several_add_up() -> None:
     script = replace(report(option("--accum", "accum")), added_up=AT)
     (note,) = forward((), plan("accum"), script).notes
-    assert "the loss at train.py:31" in note and "up to 2 times" in note and "`(loss / accum).backward()`" in note
+    assert "the loss at train.py:31" in note and "if nothing does" in note and "`(loss / accum).backward()`" in note
     one = replace(NUMBERS, accum=Resolved(1, FLAG))
     assert forward((), plan("accum", numbers=one), script).notes == ()
     assert forward((), plan("accum"), replace(script, options=())).notes == (), "it is not passed"

@@ -130,16 +130,6 @@ def test_stays_silent(tmp_path: Path, name: str) -> None:
     assert found == ()
 
 
-def test_threads_of_one_process(tmp_path: Path) -> None:
-    threads = "import torch\nmodel = torch.nn.DataParallel(torch.nn.Linear(2, 2))\n"
-    (found,) = read(tmp_path, threads)
-    assert found.code == "data-parallel-under-launcher" and found.at.line == 2
-    assert 'Linear(2, 2).to(int(os.environ["LOCAL_RANK"])), device_ids=' in found.corrected
-    either = threads + "if args.distributed:\n    torch.distributed.init_process_group()\n"
-    assert read(tmp_path, either) == ()
-    assert read(tmp_path, "import somebody\n" + threads) == (), "which may set up a group"
-
-
 def test_an_address_with_size_and_rank_is_one_mistake(tmp_path: Path) -> None:
     init = 'dist.init_process_group("nccl", init_method="tcp://localhost:9999", world_size=1, rank=0)'
     (found,) = read(tmp_path, training(init=init))

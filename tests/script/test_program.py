@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddplaunch.script.read import read_script
+from ddplaunch.script.script_report import GROUP_NOT_FOLLOWED, NO_GROUP
 from ddplaunch.script.source import locate
 from ddplaunch.values.resolved import Unavailable
 from tests.script.test_declared import meanings, option, read
@@ -70,32 +71,100 @@ def test_long_chains_are_cut_and_said_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "framework"),
+    "text",
     [
-        ("import torch.distributed as dist\ndist.init_process_group('nccl')\n", None),
-        ("from torch.distributed import init_process_group\ninit_process_group()\n", None),
-        ("from torch.distributed.device_mesh import init_device_mesh\ninit_device_mesh('cuda', (2,))\n", None),
-        ("import lightning as L\n", "lightning"),
-        ("from accelerate import Accelerator\n", "accelerate"),
-        ("import transformers\ntransformers.Trainer()\n", "transformers"),
+        "import torch.distributed as dist\ndist.init_process_group('nccl')\n",
+        "from torch.distributed import init_process_group\ninit_process_group()\n",
+        "from torch.distributed.device_mesh import init_device_mesh\ninit_device_mesh('cuda', (2,))\n",
+        "import lightning as L\nL.Trainer()\n",
+        "from pytorch_lightning import Trainer as T\nT(devices='auto').fit(model)\n",
+        "from accelerate import Accelerator\nAccelerator()\n",
+        "import transformers\ntransformers.Trainer()\n",
+        "from transformers import Trainer\nclass Mine(Trainer): ...\nMine().train()\n",
+        "import deepspeed\ndeepspeed.initialize()\n",
+        "import torch, os\nif 'RANK' in os.environ:\n    torch.distributed.init_process_group()\n",
+        "import unknown\ndef main():\n    unknown.x()\n    dist.init_process_group()\nmain()\n",
+        "from mpi4py import MPI\nrank = MPI.COMM_WORLD.Get_rank()\ndist.init_process_group('nccl')\n",
+        "import horovod.torch as hvd\nhvd.init()\ndist.init_process_group('nccl')\n",
     ],
 )
-def test_process_group_is_initialised(tmp_path: Path, text: str, framework: str | None) -> None:
-    report = read(tmp_path, text)
-    assert report.initialises is not None
-    assert report.framework == framework
+def test_ranks_of_a_launch_that_meet_are_in_no_doubt(tmp_path: Path, text: str) -> None:
+    assert "world_size" not in dict(read(tmp_path, text).doubts)
 
 
-@pytest.mark.parametrize("text", ["import torch\n", "from transformers import AutoModel\n"])
-def test_process_group_is_not_initialised(tmp_path: Path, text: str) -> None:
+OF_SLURM = "import torch\ntorch.distributed.init_process_group(rank=int(os.environ['SLURM_PROCID']))\n"
+MPI = "import os\nfrom mpi4py import MPI\nimport torch.distributed as dist\n"
+SETS_RANK = "os.environ['RANK'] = str(MPI.COMM_WORLD.Get_rank())\ndist.init_process_group('nccl')\n"
+SUPER = (
+    "import torch\nclass Base:\n    def __init__(self, kind):\n        self.kind = kind\n"
+    "        if self.kind == 'ddp':\n"
+    "            torch.distributed.init_process_group()\n"
+    "class Mine(Base):\n    def __init__(self, kind):\n        super().__init__(kind)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        ("import torch\n", False),
+        ("from transformers import AutoModel\n", False),
+        ("import torch\nmodel = torch.nn.DataParallel(model)\n", False),
+        ("import unknown\nunknown.train()\n", True),
+        ("import lightning\n", True),
+        ("import deepspeed\nimport argparse\n", True),
+        ("import horovod.torch as hvd\nhvd.init()\n", True),
+        ("import torch\ndef unused():\n    torch.distributed.init_process_group()\nif False:\n    unused()\n", True),
+        (SUPER + "Mine('pytorch')\n", True),
+        ("import os, torch\nos.environ['RANK'] = str(rank)\ntorch.distributed.init_process_group()\n", True),
+        (OF_SLURM, True),
+        ("import os\nif 'SLURM_PROCID' in os.environ:\n    " + OF_SLURM.replace("\n", "; ", 1), True),
+        ("import os\nn = os.environ['WORLD_SIZE']\n" + OF_SLURM, True),
+        (MPI + SETS_RANK, True),
+        (MPI + "comm = MPI.COMM_WORLD\ndist.init_process_group('nccl', rank=comm.rank, world_size=comm.size)\n", True),
+        (MPI + "def unused():\n    " + SETS_RANK.replace("\n", "\n    ").rstrip() + "\n", True),
+    ],
+)
+def test_ranks_of_a_launch_that_may_not_meet_are_in_doubt(tmp_path: Path, text: str, hidden: bool) -> None:
     report = read(tmp_path, text)
-    assert report.initialises is None
-    assert report.complete
+    clause = dict(report.doubts)["world_size"]
+    assert clause in (NO_GROUP, GROUP_NOT_FOLLOWED)
+    assert (clause == NO_GROUP and report.complete) is not hidden, "what was not read may set up a group"
+
+
+@pytest.mark.parametrize(
+    ("body", "fixed"),
+    [
+        ("import lightning as L\nL.Trainer(devices=1)\n", ("devices", 1, 2)),
+        ("import pytorch_lightning as pl\npl.Trainer(gpus=[0, 1])\n", ("gpus", 2, 2)),
+        ("import lightning as L\nL.Trainer(devices=-1)\n", None),
+        ("import lightning as L\nL.Trainer(devices=torch.cuda.device_count())\n", None),
+        ("import lightning as L\nif False:\n    L.Trainer(devices=1)\n", None),
+        ("import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '0,1'\n", ("CUDA_VISIBLE_DEVICES", 2, 2)),
+    ],
+)
+def test_devices_that_the_script_fixes(tmp_path: Path, body: str, fixed: tuple[str, int, int] | None) -> None:
+    found = read(tmp_path, body).devices
+    assert (found and (found.name, found.number, found.at.line)) == fixed
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "L.Trainer(devices=int(os.environ.get('SLURM_NTASKS', 1)))",
+        "L.Trainer(**kwargs)",
+        "L.Trainer.from_argparse_args(args)",
+        "L.Trainer()\nos.environ['CUDA_VISIBLE_DEVICES'] = str(number)",
+    ],
+)
+def test_devices_that_something_else_decides_leave_the_ranks_in_doubt(tmp_path: Path, body: str) -> None:
+    report = read(tmp_path, f"import os\nimport lightning as L\n{body}\n")
+    assert str(dict(report.doubts)["world_size"]).endswith("decides how many devices train")
+    assert report.devices is None
 
 
 def test_process_group_in_a_helper(tmp_path: Path) -> None:
     report = read(tmp_path, "import ddp\nddp.setup()\n", ddp="import torch\ndef setup():\n    init_process_group()\n")
-    assert str(report.initialises) == "ddp.py:3"
+    assert "world_size" not in dict(report.doubts)
 
 
 SPAWN = "import torch, os, sys\nimport torch.multiprocessing as mp\n"
@@ -108,10 +177,6 @@ SPAWN = "import torch, os, sys\nimport torch.multiprocessing as mp\n"
         "if __name__ == '__main__':\n    main()\n",
         "mp.spawn(f, nprocs=torch.cuda.device_count())\n",
         "if torch.cuda.device_count() > 1:\n    mp.spawn(f, nprocs=2)\n",
-        "import subprocess\nsubprocess.run(['torchrun', 'worker.py'])\n",
-        "import os\ncommand = f'../TORCHRUN run.py {words}'\nos.system(command)\n",
-        "import os\nos.system('deepspeed --num_gpus 4 worker.py')\n",
-        "os.system('python -m torch.distributed.launch worker.py')\n",
     ],
 )
 def test_own_processes_are_recorded(tmp_path: Path, body: str) -> None:
@@ -164,7 +229,7 @@ def test_environment_and_imports(tmp_path: Path) -> None:
 
 def test_syntax_error_has_file_and_line(tmp_path: Path) -> None:
     report = read(tmp_path, "import os\n\ndef f(:\n    pass\n")
-    assert report.syntax_error == "train.py:3: invalid syntax: `def f(:`"
+    assert report.syntax_error == "train.py:3: invalid syntax"
     assert not report.complete
 
 
@@ -296,22 +361,7 @@ READS = "def rank():\n    return int(os.environ['RANK'])\nprint(rank())\n"
             + "for rank in range(2):\n    mp.get_context('spawn').Process(target=worker, args=(rank, 2)).start()\n",
             8,
         ),
-        (
-            "def work(rank):\n    if args.distributed:\n        dist.init_process_group('nccl')\n    train()\n"
-            + "p = argparse.ArgumentParser()\np.add_argument('--distributed', action='store_true')\n"
-            + "args = p.parse_args()\n"
-            + "if args.distributed:\n    mp.spawn(work, nprocs=args.gpus)\nelse:\n    work(0)\n",
-            12,
-        ),
         ("from detectron2.engine import launch\nlaunch(main, args.num_gpus, args=(args,))\n", 5),
-        (
-            "def work(rank):\n    rank = rank or int(os.environ['RANK'])\n    if args.dist:\n"
-            "        dist.init_process_group('nccl', rank=rank)\n    train()\n"
-            "p = argparse.ArgumentParser()\np.add_argument('--many', default=1, type=int)\nargs = p.parse_args()\n"
-            "args.dist = args.many\n"
-            "if args.many:\n    mp.spawn(work, nprocs=args.gpus)\nelse:\n    work(0)\n",
-            14,
-        ),
         ("from detectron2.engine import launch as start\nstart(main, args.num_gpus, args=(args,))\n", 5),
     ],
 )
@@ -381,7 +431,13 @@ LAUNCHER = (
         (URL + GUARDED, [], ("--dist-url", "--world-size")),
         (URL + GUARDED, ["--dist-url", "env://"], ()),
         (SWITCH + "if 'RANK' in os.environ:\n    dist.init_process_group('nccl')\n", [], ()),
-        (SWITCH + GUARDED + "import accelerate\n", [], ()),
+        (SWITCH + GUARDED + "import accelerate\n", [], ("--distributed",)),
+        (SWITCH + GUARDED + "import accelerate\naccelerate.Accelerator()\n", [], ()),
+        (
+            RANK + "import deepspeed\nif args.local_rank != -1:\n    deepspeed.init_distributed()\n",
+            [],
+            ("--local_rank",),
+        ),
         (SWITCH + GUARDED.replace("'nccl'", "'nccl', world_size=1, rank=0"), [], ()),
         (LAUNCHER, [], ("--launcher",)),
     ],
@@ -449,32 +505,6 @@ def test_an_unknown_package_may_add_options(tmp_path: Path, rest: str, complete:
 def test_the_numbers_that_a_script_asks_ddplaunch_for(tmp_path: Path, text: str, asked: tuple[str, ...]) -> None:
     (tmp_path / "here.py").write_text("import ddplaunch\ndef plan():\n    return ddplaunch.current()\n")
     assert read_script(write(tmp_path, text.encode()), tmp_path).asks_for == asked
-
-
-MPI = "import os\nfrom mpi4py import MPI\nimport torch.distributed as dist\n"
-SETS_RANK = "os.environ['RANK'] = str(MPI.COMM_WORLD.Get_rank())\ndist.init_process_group('nccl')\n"
-
-
-@pytest.mark.parametrize(
-    ("body", "asked"),
-    [
-        (MPI + SETS_RANK, ("MPI", 4)),
-        (
-            MPI + "comm = MPI.COMM_WORLD\ndist.init_process_group('nccl', rank=comm.rank, world_size=comm.size)\n",
-            ("MPI", 4),
-        ),
-        ("import horovod.torch as hvd\nhvd.init()\n", ("Horovod", 2)),
-        (MPI + "rank = MPI.COMM_WORLD.Get_rank()\ndist.init_process_group('nccl')\n", None),  # torchrun's ranks train
-        (MPI + "rank = MPI.COMM_WORLD.Get_rank()\n", None),
-        (MPI + "if 'LOCAL_RANK' not in os.environ:\n    " + SETS_RANK.replace("\n", "\n    ").rstrip() + "\n", None),
-        (MPI + "n = int(os.environ['WORLD_SIZE'])\n" + SETS_RANK, None),
-        (MPI + "def unused():\n    " + SETS_RANK.replace("\n", "\n    ").rstrip() + "\n", None),
-        ("import horovod.torch as hvd\nhvd.init()\ndist.init_process_group('nccl')\n", None),
-    ],
-)
-def test_the_rank_of_another_launcher(tmp_path: Path, body: str, asked: tuple[str, int] | None) -> None:
-    found = read(tmp_path, body).ranks_from
-    assert (found and (found[0], found[1].line)) == asked
 
 
 DEVICE = (

@@ -165,3 +165,10 @@ def test_module_and_placeholder() -> None:
 )
 def test_numbers_as_people_write_them(value: float, text: str) -> None:
     assert number_text(value) == text
+
+
+def test_ranks_that_may_not_meet_are_marked_with_one_reason() -> None:
+    clause = "no process group was seen in what could be read"
+    text = launch_panel(launch(doubts=(("lr", clause), ("world_size", clause))), (), Terminal(200))
+    assert "× 4 GPUs?: no process group was seen in what could be read" in text and " = 8 per GPU" not in text
+    assert "0.0004? = 0.0001 × 4 (linear" in text and text.count(clause) == 1

@@ -14,7 +14,7 @@ from ddplaunch.script.names import destination
 from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, LrRule, Meaning, ScriptReport
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.resolved import Resolved, Unavailable
-from ddplaunch.values.words import listed, nearest
+from ddplaunch.values.words import listed
 
 #: What an option takes, by the word after its name; ``final`` and ``base`` are about the script, not the number.
 _MEANINGS: dict[str, Meaning] = {
@@ -81,7 +81,7 @@ def _unread(name: str, report: ScriptReport) -> DeclaredOption:
         flags = (name if name.startswith("-") else f"--{name}",)
         return DeclaredOption(flags, at, dest=destination(flags))
     dest = name.rpartition(".")[2]
-    return replace(key, flags=(name,), at=at, dest=dest, default=None, default_at=None, rule=None, because="")
+    return replace(key, flags=(name,), at=at, dest=dest, default=None, rule=None, because="")
 
 
 def _is_called(option: DeclaredOption, name: str) -> bool:
@@ -94,14 +94,10 @@ def _bare(name: str) -> str:
 
 def _unfit(family: str, name: str, said: Resolved[str], report: ScriptReport) -> UsageError:
     names = [each.flags[0] for each in report.options if each.takes_value and each.fillable]
-    there = any(_is_called(each, name) for each in report.options)
-    near = None if there else nearest(_bare(name), [_bare(each) for each in names])
-    right = next((each for each in names if near and _bare(each) == near), None)
-    flag = OPTION_FLAGS[family]
     return usage(
-        f"`{flag}={said.value}`: {report.path} declares no option `{name}` that takes one value",
+        f"`{OPTION_FLAGS[family]}={said.value}`: {report.path} declares no option `{name}` that takes one value",
         why="it declares " + (listed([f"`{each}`" for each in names], 12) or "no option that does"),
-        fix=f"`{flag}={right}`" if right else f"name one of those, or put `{{{family}}}` where it belongs after `--`",
+        fix=f"name one of those, or put `{{{family}}}` where it belongs after `--`",
         where=str(said.source),
         code="script-option-unknown",
     )

@@ -78,10 +78,10 @@ def forward(args: tuple[str, ...], plan: Plan, script: ScriptReport | Unavailabl
     receives = tuple(_receives(args, plan, script, placed))
     doubts = _doubts(args, plan, missing, script)
     notes = () if "accum" in dict(doubts) else tuple(_of_losses(plan, script))
+    final = arranged(replaced, additions)
     if plan.executable and not any(item.at is not None and item.at.line for item in passed):
-        words = tuple(word for _, each in additions for word in each)  # last, since `bash train.sh` must stay first
-        return Forwarded((*replaced, *words), tuple(passed), missing, receives, doubts, notes)
-    return Forwarded(arranged(replaced, additions), tuple(passed), missing, receives, doubts, notes)
+        final = (*replaced, *(word for _, words in additions for word in words))  # `bash train.sh` must stay first
+    return Forwarded(final, tuple(passed), missing, receives, doubts, notes)
 
 
 def _doubts(
@@ -89,43 +89,52 @@ def _doubts(
 ) -> tuple[tuple[str, str], ...]:
     """Return the plan's numbers that the script might not use, each with a clause on what decides it instead."""
     if isinstance(script, Unavailable):
-        return tuple((item.number, "not passed, the program decides") for item in missing)
-    doubts = {family_of(option): option.doubt for option in script.options if option.doubt}
+        path, doubts = "the program", dict.fromkeys(("world_size", "accum"), script.reason)
+    else:
+        path, doubts = script.path, _doubts_of(args, plan, script)
+    if plan.numbers.world_size.value == 1:
+        doubts.pop("world_size", None)
+    for name in ("lr", "warmup_steps"):
+        if "world_size" in doubts and getattr(plan.numbers, f"base_{name.removesuffix('_steps')}"):
+            doubts.setdefault(name, doubts["world_size"])
+    return tuple((doubts | {item.number: f"not passed, {path} decides" for item in missing}).items())
+
+
+def _doubts_of(args: Sequence[str], plan: Plan, script: ScriptReport) -> dict[str, str]:
+    """Return why numbers may not be what trains, as far as the source says."""
+    doubts = {family: clause for family, clause in script.doubts if family not in map(family_of, script.options)}
+    devices = script.devices
+    if devices is not None and devices.differ(plan.nproc):
+        doubts["world_size"] = f"{devices.at} sets the devices to {devices.number}"
+    doubts |= {family_of(option): option.doubt for option in script.options if option.doubt}
     doubts |= {instead.meaning: instead.clause for instead in script.instead}
     for option in script.options:  # whose default is not known
         known = (option.default or "").isdecimal() or given(args, option, script.options)
         if option.meaning == "accum" and option.meaning not in plan.given and not known:
             doubts["accum"] = f"{option.at} decides the accumulation"
-    doubts |= {item.number: f"not passed, {script.path} decides" for item in missing}
-    return tuple(doubts.items())
+    return doubts
 
 
 def _of_losses(plan: Plan, script: ScriptReport | Unavailable) -> Iterator[str]:
     """Yield a note that gradients of micro-batches may add up, if nothing was seen that divides their losses."""
-    count = plan.count("accum") or 1
-    if count > 1 and not isinstance(script, Unavailable) and script.added_up is not None:
+    if (plan.count("accum") or 1) > 1 and not isinstance(script, Unavailable) and script.added_up is not None:
         yield (
-            f"nothing was seen that divides the loss at {script.added_up} by the accumulation: gradients would add up "
-            f"to {count} times their mean; `(loss / accum).backward()`"
+            f"nothing was seen that divides the loss at {script.added_up} by the accumulation; if nothing does, and it "
+            "is a mean, `(loss / accum).backward()`"
         )
 
 
 def _value(option: DeclaredOption, plan: Plan, script: ScriptReport, args: Sequence[str]) -> tuple[str | None, str]:
     """Return the number as the option takes it (None if it cannot), and a clause on how the option was understood."""
     if option.meaning == "lr":
-        if plan.numbers.lr is None:
+        lr, factor = plan.numbers.lr, factor_of(option.rule, plan, script, args)
+        if lr is None or factor is None:
             return None, ""
-        factor = factor_of(option.rule, plan, script, args)
-        if factor is None:
-            return None, ""
-        value = format_lr(round_significant(plan.numbers.lr.value / factor))
+        value = format_lr(round_significant(lr.value / factor))
         return value, "" if option.rule is None else _scaled_by(option.rule, factor)
     assert option.meaning is not None
     count = None if _in_units(option) else plan.count(option.meaning)
-    if option.meaning in _WHOSE:
-        note = f"{_WHOSE[option.meaning]}: {option.because}" if option.because else _WHOSE[option.meaning]
-    else:
-        note = option.because
+    note = ": ".join(filter(None, (_WHOSE.get(option.meaning), option.because)))
     return None if count is None else str(count), note
 
 
@@ -182,7 +191,7 @@ def _receives(
 def _missing(family: str, value: str, plan: Plan, script: ScriptReport | Unavailable) -> Missing:
     """Return the number that does not reach the script, with the reason and what helps."""
     read = f"read `ddplaunch.current().{family}` in the script"
-    placed = f"pass it in an argument that the script takes, as in `NAME={{{family}}}` after `--`, or {read}"
+    placed = f"put `{{{family}}}` where it belongs after `--`; or {read}"
     flag = OPTION_FLAGS[family]
     if family in plan.withheld:
         return Missing(family, value, f"`{flag} none`", asked=True)
@@ -197,17 +206,16 @@ def _missing(family: str, value: str, plan: Plan, script: ScriptReport | Unavail
         could = listed([f"`{each}`" for each in shared], last=" and ")
         choices = " or ".join(f"`{flag}={each}`" for each in shared)
         return Missing(family, value, f"{could} could take it; `{flag}={shared[0]}` decides", choices)
+    named = read if script.complete else f"name its option, `{flag}=NAME`; or {placed}"
     stands = next((each for each in script.instead if each.meaning in FAMILIES[family]), None)
     if stands is not None:
-        named = read if script.complete else f"name its option, `{flag}=NAME`; or {read}"
         return Missing(family, value, stands.clause, stands.fix or named)
+    reason = f"no option for it was found{f', and {script.unread} may hide one' if script.unread else ''}"
     if script.complete:
-        return Missing(family, value, f"{script.path} declares no option for it", read)
-    if script.configs:
-        reason = f"no key for it was found in {listed(script.configs[:3], last=' and ')}"
-        return Missing(family, value, reason, f"name its key or option, `{flag}=KEY`; or {read}")
-    reason = f"no option for it was found, and {script.unread or f'a part of {script.path}'} may hide one"
-    return Missing(family, value, reason, f"name its option, `{flag}=NAME`; or {placed}")
+        reason = f"{script.path} declares no option for it"
+    elif script.configs:
+        reason = f"no key for it was found in {listed(script.configs, 3)}"
+    return Missing(family, value, reason, named)
 
 
 def _why_not_in(option: DeclaredOption, family: str, plan: Plan) -> tuple[str, str]:

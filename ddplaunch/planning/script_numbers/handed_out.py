@@ -306,10 +306,7 @@ def _default(options: Options, option: DeclaredOption) -> Resolved[Any] | None:
     if option.meaning != "lr" and options.global_batch_size is not None:
         return None
     number = _number(option, option.default) if option.default is not None else None
-    place = f"default at {option.at}"
-    if option.default_at is not None:
-        place = f"{option.default_at.file}: {option.flags[0].lstrip('-+')}"
-    return None if number is None else Resolved(number, Source("script", place))
+    return None if number is None else Resolved(number, Source("script", f"default at {option.at}"))
 
 
 def _number(option: DeclaredOption, text: str) -> int | float | None:

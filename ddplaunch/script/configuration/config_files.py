@@ -6,9 +6,8 @@ Nothing in them is executed. PyYAML, which reads JSON too, is imported only when
 from __future__ import annotations
 
 import ast
-import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from operator import add, floordiv, mul, truediv
 from pathlib import Path
@@ -22,7 +21,6 @@ from ddplaunch.values.frozen import dataclass
 #: Endings of the names of files that this module reads.
 ENDINGS = (".yaml", ".yml", ".json")
 _NOT_LITERAL = re.compile(r"\$\{|\?\?\?")
-_BASE = re.compile(r"(?i)_+(?:base(?:_config)?|include)_*")
 _DEPTH = 12
 _MOST_ENTRIES = 5000
 
@@ -38,7 +36,6 @@ class Entry:
     text: str | None
     at: DeclaredAt
     computed: bool = False
-    comment: str = ""
 
 
 def read_entries(path: Path, shown: str) -> list[Entry]:
@@ -47,7 +44,7 @@ def read_entries(path: Path, shown: str) -> list[Entry]:
     if read is None or read.problem is not None:
         return []
     try:
-        return list(islice(_yaml(path, read.text, shown), _MOST_ENTRIES))
+        return list(islice(_yaml(read.text, shown), _MOST_ENTRIES))
     except (ValueError, RecursionError, OSError):  # what its own reader would refuse too
         return []
 
@@ -62,30 +59,18 @@ def _compose(text: str) -> Any:
         raise ValueError(str(error)) from error
 
 
-def _yaml(path: Path, text: str, shown: str, depth: int = 5) -> Iterator[Entry]:
-    """Yield the entries of a YAML or JSON file; those of files that it names in ``_BASE_`` come first.
-
-    See https://detectron2.readthedocs.io/en/latest/modules/config.html.
-    """
-    lines, root = text.splitlines(), _compose(text)
-    for _, value in (pair for pair in _pairs(root) if depth and _BASE.fullmatch(pair[0])):
-        for each in [value] if isinstance(value.value, str) else value.value:
-            name = each.value if isinstance(getattr(each, "value", None), str) else ""
-            read = read_text(path.parent / name) if name else None
-            if read is not None:
-                where = os.path.normpath(Path(shown).parent / name)
-                yield from _yaml(path.parent / name, read.text, where, depth - 1)
-    for key, node in _scalars(root):
-        yield _yaml_entry(key, node, lines, shown)
+def _yaml(text: str, shown: str) -> Iterator[Entry]:
+    """Yield the entries of a YAML or JSON file."""
+    for key, node in _scalars(_compose(text)):
+        yield _yaml_entry(key, node, shown)
 
 
-def _yaml_entry(key: str, node: Any, lines: Sequence[str], shown: str) -> Entry:
+def _yaml_entry(key: str, node: Any, shown: str) -> Entry:
     line = node.start_mark.line
-    comment = re.search(r"\s#\s*(.*)$", lines[line][node.end_mark.column :]) if line < len(lines) else None
     reference = _NOT_LITERAL.search(node.value) is not None
     empty = reference or node.tag.endswith(":null")
     text = None if empty else node.value
-    return Entry(key, text, DeclaredAt(shown, line + 1), reference, comment[1] if comment else "")
+    return Entry(key, text, DeclaredAt(shown, line + 1), reference)
 
 
 def _scalars(node: Any, prefix: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, Any]]:

@@ -106,13 +106,11 @@ class _Overrides:
             entry.at,
             default=entry.text,
             computed=entry.computed,
-            help=entry.comment,
             dest=entry.key.rpartition(".")[2],
             parser=way.parser,
             spelling=way.spelling,
             behind=way.behind,
             front=way.front,
-            default_at=entry.at,
         )
 
     def _with_defaults_of_files(self) -> Iterator[DeclaredOption]:

@@ -18,6 +18,7 @@ from ddplaunch.script.names import (
     string,
     strings,
 )
+from ddplaunch.script.program import is_main_guard
 from ddplaunch.script.reachable import ReachablePart
 from ddplaunch.script.script_report import DeclaredOption
 
@@ -51,12 +52,14 @@ def _argparse_option(part: ReachablePart, call: ast.Call, flags: list[str], subc
     nargs = keyword(call, "nargs")
     no_value = action in _NO_VALUE or (isinstance(nargs, ast.Constant) and nargs.value == 0)
     default, kind = keyword(call, "default"), keyword(call, "type")
+    around = part.source.parents.get(part.source.parents.get(call, call))
+    sure = not isinstance(around, ast.If) or is_main_guard(around)  # under a condition nothing is required
     several = nargs is not None and string(nargs) != "?"
     return DeclaredOption(
         tuple(flags),
         at(call, part.source),
         takes_value=not no_value,
-        required=is_true(keyword(call, "required")),
+        required=is_true(keyword(call, "required")) and sure,
         default="True" if action == STORE_FALSE and default is None else literal(default, part.source),
         computed=is_computed(default),
         kind=STORE_FALSE if action == STORE_FALSE else last(kind) or (ast.unparse(kind) if kind else None),
