@@ -16,7 +16,7 @@ from ddplaunch.script.script_report import WORLD, DeclaredOption
 _NAMESPACES = frozenset({"args", "opt", "opts", "options", "hparams", "params", "FLAGS", "flags", "arguments"})
 _NAMESPACES |= {"cfg", "config", "conf"}
 # Calls that return the options that they get.
-_COPIES = re.compile(r"(?i)pars|copy|vars|dict$|Namespace|create|container|wrap|munch|prepare")
+_COPIES = re.compile(r"(?i)pars|copy|vars|dict$|(?<!_)Namespace|create|container|wrap|munch|prepare")
 _OVERWRITES = re.compile(
     r"(vars\(N\)|N\.__dict__)\.update|setattr\(N, (?!['\"])".replace("N", f"({'|'.join(_NAMESPACES)})")
 )
@@ -197,10 +197,11 @@ def _changed(option: DeclaredOption, flow: Flow) -> str:
         if unit and option.meaning not in ENDS:
             return f"`{flag}` may count what `{unit[0]}` says"
         for node in (*part.of(ast.Assert), *(part.calls_of("update", "setattr") if own else ()), *part.of(ast.Assign)):
-            text = ast.unparse(node)
-            harm = "refuse" if one.search(text) else "overwrite" if _OVERWRITES.match(text) else ""
             if isinstance(node, ast.Assign):
                 harm = "overwrite" if _replaces(node, option.dest, part, flow) else ""
+            else:
+                text = ast.unparse(node)
+                harm = "refuse" if one.search(text) else "overwrite" if _OVERWRITES.match(text) else ""
             tests = flow.known.conditions(node, part) if harm else ()
             fills = any("None" in ast.unparse(test) for test, _ in tests)
             if harm and not fills and flow.known.runs(node, part):

@@ -603,7 +603,7 @@ ACCELERATED = "import accelerate\nsched = get_scheduler('linear', num_warmup_ste
             "cfg = {}\nfor k in load():\n    cfg[k] = 1\nDataLoader(x, batch_size=cfg['batch_size'])",
             "train.py:10 may overwrite",
         ),
-        (BATCH, "args = library.update(args)\n" + LOADED, "train.py:8 may overwrite `--batch-size`"),
+        (BATCH, "args = library.update_namespace(args)\n" + LOADED, "train.py:8 may overwrite `--batch-size`"),
         (BATCH, "args = copy.copy(args)\n" + LOADED, ""),
         (BATCH, "for k in load():\n    if args.x is None:\n        setattr(args, k, 1)\n" + LOADED, ""),
         (BATCH, "wandb.config.update(vars(args))\n" + LOADED, ""),

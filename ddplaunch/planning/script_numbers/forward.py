@@ -220,9 +220,9 @@ def _missing(family: str, value: str, plan: Plan, script: ScriptReport | Unavail
 
 def _why_not_in(option: DeclaredOption, family: str, plan: Plan) -> tuple[str, str]:
     """Return why the script's option for a number cannot take it, and what helps, if known."""
-    name = option.flags[0]
+    name = f"{option.behind} {option.flags[0]}".strip()
     if option.meaning in _UNITS:
-        fix = f"pass `{f'{option.behind} {name}'.strip()}` yourself after `--`, without {FLAGS[family]}"
+        fix = f"pass `{name}` yourself after `--`, without {FLAGS[family]}"
         return f"`{name}` takes {_UNITS[option.meaning]} ({option.at})", fix
     if not plan.automatic:
         return f"`--no-forward` leaves `{name}` alone", f"`{name} {{{family}}}` after `--`, or no `--no-forward`"
@@ -230,8 +230,10 @@ def _why_not_in(option: DeclaredOption, family: str, plan: Plan) -> tuple[str, s
         return f"`{name}` cannot take it", ""
     if option.rule.powers == ((PLAN_FACTOR, 1.0),):
         return f"the script scales `{name}`, and nothing says from what", "give `--base-lr` in the place of `--lr`"
-    reason = f"{option.rule.at} scales `{name}` by what cannot be computed here"
-    return reason, f"pass `{name}` yourself after `--`; or, if it is final all the same, `--lr-option={name}:final`"
+    return (
+        f"{option.rule.at} scales `{name}` by what cannot be computed here",
+        f"pass `{name}` yourself after `--`; or, if it is final all the same, `--lr-option={option.flags[0]}:final`",
+    )
 
 
 def _variable(family: str, script: ScriptReport | Unavailable) -> str:
