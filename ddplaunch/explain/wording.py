@@ -176,8 +176,7 @@ def _exception(cause: RootCause, raised: Raised) -> Words:
     name = raised.type.rpartition(".")[2]
     said = _LONG.sub(r"\1…\2", f"{name}: {raised.message}" if raised.message else name)
     said = said if len(said) <= _QUOTED else f"{said[: _QUOTED - 1]}…"
-    ends = said.endswith(".") and not said.endswith("..")  # a period would end the sentence, which continues here
-    what = f"{said[:-1] if ends else said} at {raised.frame}" if raised.frame else said
+    what = f"{said.rstrip('.')} at {raised.frame}" if raised.frame else said  # a period would end the sentence
     who = _who(cause, "the script")
     where = "look at the traceback above this line: the script's own frames are not in it"
     if raised.frame:
