@@ -409,7 +409,8 @@ def _rank_of(best: Failure, case: Case) -> int | None:
         return ranks.pop() if len(ranks) == 1 else None
     if len({failure.speaker for failure in same}) > 1:
         return None
-    return recorded.only_failed_rank(case.scanned)
+    by_exit = recorded.only_failed_rank(case.scanned)
+    return by_exit if by_exit is not None else case.waits.only_silent(case.complaining)
 
 
 def _own_rank(failure: Failure, scanned: Scanned) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import pickle
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,11 @@ class Stuck:
     waited: tuple[Waited, ...]
     completed: dict[int, int]
     world_size: int | None
+
+    def only_silent(self, complaining: Collection[int | None]) -> int | None:
+        """Return the only rank that neither timed out nor is ``complaining`` about others, or None."""
+        silent = [rank for rank in self.absent if rank not in complaining]
+        return silent[0] if len(silent) == 1 and self.world_size != 1 else None
 
     @property
     def absent(self) -> tuple[int, ...]:
