@@ -195,7 +195,7 @@ def _changed(option: DeclaredOption, flow: Flow) -> str:
     for part in flow.parts:
         unit = _UNIT_NAME.search(part.source.text)
         if unit and option.meaning not in ENDS:
-            return f"`{flag}` may count what `{unit[0]}` says"
+            return f"`{flag}` may count in the unit of `{unit[0]}`"
         for node in (*part.of(ast.Assert), *(part.calls_of("update", "setattr") if own else ()), *part.of(ast.Assign)):
             if isinstance(node, ast.Assign):
                 harm = "overwrite" if _replaces(node, option.dest, part, flow) else ""

@@ -73,7 +73,7 @@ def explain(targets: list[str], json: bool | None, why: bool | None, run_dir: st
             explanation = explained(subject, stages)
     except OSError as error:
         raise usage(
-            f"`{error.filename or ' '.join(targets)}` cannot be read: {error.strerror}",
+            f"`{(error.filename or ' '.join(targets))[:200]}` cannot be read: {error.strerror}",
             why="the explanation is made from it",
             fix="name a file that can be read",
         ) from error
