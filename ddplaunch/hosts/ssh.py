@@ -80,7 +80,7 @@ _ENDS = re.compile(
     r"^(?:client_loop|ssh|packet_write_\w+|Write failed|Received disconnect|Disconnected|Timeout, server"
     r"|(?:Shared )?[Cc]onnection (?:to|closed|reset|refused|timed out))\b"
 )
-_REMOVAL = re.compile(r"^\s*(ssh-keygen -f .+ -R .+?)\s*$", re.MULTILINE)
+_REMOVAL = re.compile(r"^[^\S\n]*(ssh-keygen -f .+ -R .+?)\s*$", re.MULTILINE)
 _NO_PYTHON = re.compile(r"(?:No such file or directory|not found|Permission denied|Unknown command)")
 _NO_MODULE = re.compile(
     r"No module named '?(ddplaunch[\w.]*|psutil|torch)'?|ModuleNotFoundError: No module named '(\w+)'"

@@ -26,11 +26,10 @@ from ddplaunch.prove.claims import (
 from ddplaunch.prove.recording import Event, Recorded
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import count, listed
+from ddplaunch.watch.sharing import UNEQUAL_AFTER_STEP
 
 _STAGES = ("backward", "clip", "step")
 _SAME_BITS = 1e-6  # relative tolerance for replicas, which all ranks compute from the same gradients
-#: Optimizers that give each rank a part of the parameters, or average parameters only after some steps.
-_APART = ("ZeroRedundancyOptimizer", "PostLocalSGDOptimizer")
 
 #: One step as each rank recorded it, in the order of ranks.
 Step = Sequence[Event]
@@ -91,7 +90,7 @@ def gradient_claims(recorded: Recorded) -> Iterator[Claim]:
         mine = [step for step in steps if step[0]["optimizer"] == number]
         which = f" of {mine[0][0]['kind']} {number + 1}" if number else ""
         names = {tuple(one["name"] for one in event["parameters"]) for event in mine[0]}
-        if len(names) > 1 or mine[0][0]["kind"] in _APART:
+        if len(names) > 1 or mine[0][0]["kind"] in UNEQUAL_AFTER_STEP:
             yield still_open(f"gradients{which}", "the optimizer gives ranks parts of the parameters or averages later")
             continue
         yield (claim := _of_gradients(f"gradients{which}", mine))

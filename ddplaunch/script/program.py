@@ -51,7 +51,7 @@ class LocalFile:
     @cached_property
     def definitions(self) -> frozenset[str]:
         """The names of its functions and classes, nested ones included."""
-        return frozenset(re.findall(r"^\s*(?:def|class)\s+(\w+)", self.text, re.MULTILINE))
+        return frozenset(re.findall(r"^[^\S\n]*(?:def|class)\s+(\w+)", self.text, re.MULTILINE))
 
 
 @dataclass

@@ -222,7 +222,7 @@ def _named_early(program: Program) -> Iterator[str]:
     """Yield a clause for each variable of ``read_at_import.txt`` named in a file before it imports torch."""
     names = Path(__file__).with_name("read_at_import.txt").read_text("ascii").split()
     for file in program.files.values():
-        early = re.split(r"(?m)^\s*(?:import|from)\s+torch\b", file.text, maxsplit=1)[0]
+        early = re.split(r"(?m)^[^\S\n]*(?:import|from)\s+torch\b", file.text, maxsplit=1)[0]
         for name in names if "environ" in early else ():
             if name in early:
                 yield f"{file.shown} names {name} before it imports torch"

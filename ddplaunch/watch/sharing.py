@@ -15,8 +15,8 @@ from ddplaunch.values.words import count
 Note = Mapping[str, Any]
 Plan = Mapping[str, Any]
 _EQUAL = 1e-4  # of the sum of magnitudes: ranks with different GPUs may round differently
-# Optimizers whose steps end before the ranks' parameters are equal again, or leave them different on purpose.
-_APART = frozenset(["ZeroRedundancyOptimizer", "PostLocalSGDOptimizer", "OSS"])
+#: Optimizers whose steps end before the ranks' parameters are equal again, or leave them different on purpose.
+UNEQUAL_AFTER_STEP = frozenset(["ZeroRedundancyOptimizer", "PostLocalSGDOptimizer", "OSS"])
 #: Samplers that give a rank all samples; the last one is accelerate's, which transformers' Trainer uses as well.
 _OF_ALL = ("torch.RandomSampler", "torch.SequentialSampler", "SeedableRandomSampler")
 _STEPS = 4  # that every rank must have noted: fewer may all be accumulation steps
@@ -65,7 +65,7 @@ def replicas(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]
     """Yield a finding if parameters differ after the same steps, in DistributedDataParallel or outside of it."""
     steps = {(note["steps"], *(one["kind"] for one in note["optimizers"])) for note in notes}
     rates = {tuple(one["lr"][0] for one in note["optimizers"]) for note in notes}
-    if len(notes) < max(2, ranks) or len(steps) != 1 or len(rates) != 1 or _APART & {*map(str, *steps)}:
+    if len(notes) < max(2, ranks) or len(steps) != 1 or len(rates) != 1 or UNEQUAL_AFTER_STEP & {*map(str, *steps)}:
         return  # different rates make them differ, and are reported themselves
     if any(not note["ddp"] or note["others"] for note in notes):
         return

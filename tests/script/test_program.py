@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -569,3 +570,12 @@ def test_variables_that_torch_reads_when_it_is_imported(tmp_path: Path, text: st
     report = read(tmp_path, text, before=before, after=after)
     variable = "MKL_NUM_THREADS"  # the first in the list
     assert report.early == (f"{file} names {variable} before it imports torch" if file else "")
+
+
+def test_blank_lines_take_no_time(tmp_path: Path) -> None:
+    """A pattern that may skip lines before a word looks from each of them through all the others."""
+    script = tmp_path / "train.py"
+    script.write_text(PARSER + "\n" * 40_000 + "import torch\nparse().parse_args()\n")
+    begun_s = time.process_time()
+    read_script(script, tmp_path)
+    assert time.process_time() - begun_s < 3  # 7.5 s with such a pattern, 0.01 s without
