@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.elastic.multiprocessing import api
 
+from ddplaunch.agent import has_other_nodes
 from ddplaunch.agent.oom_kills import OOM_KILLS_BEFORE, oom_kills
 from ddplaunch.agent.open_files import raise_limit
-from ddplaunch.agent.plugin.outlets import console_kinds, drain, path_of
+from ddplaunch.agent.plugin.outlets import console_kinds, path_of
 from ddplaunch.agent.plugin.session import Session
 from ddplaunch.agent.plugin.signals import Signals
 from ddplaunch.agent.plugin.torchrun_end import Ending, failures_of
@@ -26,9 +27,9 @@ from ddplaunch.agent.rank_site.sitecustomize import ENDED, LIMIT, STACKS
 from ddplaunch.agent.torch_names import ON_SIGNAL, unknown_names
 from ddplaunch.agent.torch_patches import (
     RankCpus,
+    judge_failures,
     limit_files_of_ranks,
     logs_destination,
-    notice_failures,
     notice_start,
     skip_the_spread,
     spare_children_of_ranks,
@@ -89,7 +90,8 @@ class CapturedLogs(api.LogsSpecs):
                 spares = prepare(int(os.environ.get("DDPLAUNCH_NPROC", "0")), settings.preload, self._say, cpus)
         except Exception as exception:
             _warn(f"cold start: {type(exception).__name__}: {exception}")
-        skip_the_spread()
+        if not has_other_nodes():
+            skip_the_spread()
         if cpus is not None:
             cpus.bind()
         return spares
@@ -117,7 +119,6 @@ class CapturedLogs(api.LogsSpecs):
         os.environ.pop(SETTINGS, None)  # for this torchrun only, not for one that a rank starts
         limit_files_of_ranks(raise_limit())
         session.start()
-        session.lost = lambda: _lost(session)
         session.watch()
         for take in (session.take_stderr, session.take_signals):
             with contextlib.suppress(OSError):  # else torchrun writes to the console; the guard learns of signals later
@@ -125,7 +126,7 @@ class CapturedLogs(api.LogsSpecs):
         signals.only_heard()
         signals.before_ranks(ending.by_signal)
         notice_start(self._all_started)
-        notice_failures(self._have_failed)
+        judge_failures(self._is_final)
         wait_for_ranks(settings.grace_s, session.closing)
         spare_children_of_ranks()
 
@@ -161,11 +162,11 @@ class CapturedLogs(api.LogsSpecs):
             if (theirs := ON_SIGNAL.value()) is not None:  # torch has just set it; ours run first
                 self._signals.ranks_run(theirs)
 
-    def _have_failed(self, failures: dict[int, Any]) -> None:
-        """Keep the failures that torchrun saw in this attempt; the guard may have been too late to see them."""
-        if self._session is not None:
-            with contextlib.suppress(Exception):
-                self._session.failures = failures_of({self._ranks[each]: failures[each] for each in failures})
+    def _is_final(self, failures: dict[int, Any]) -> bool:
+        """Tell the guard how ranks failed, which it may not have seen; return whether a restart cannot help."""
+        with contextlib.suppress(Exception):
+            return self._session is not None and self._session.is_final(failures_of(failures))
+        return False
 
     def _do_without(self, exception: Exception) -> None:
         if self._signals is not None:
@@ -189,14 +190,6 @@ def _tell_of_an_unknown_torch() -> None:
         if not place:
             _warn(f"torch {version} is unlike those that this ddplaunch knows, which does without:")
         _warn(f"  `{each.name}`: {each.fallback}")
-
-
-def _lost(session: Session) -> None:
-    """Read ranks' output in this process, so that none blocks, and let torchrun write to the console again."""
-    session.without = "the process that records it died several times"
-    session.give_stderr_back()
-    drain(session.readers, 1)
-    _warn("the process that records output died several times; the ranks go on without a record")
 
 
 def _warn(text: str, descriptor: int = 2) -> None:

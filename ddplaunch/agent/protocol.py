@@ -9,14 +9,16 @@ Plug-in to guard:
 - ``{"op": "launcher"}`` with one descriptor: the reading end of torchrun's own stderr.
 - ``{"op": "listen"}`` with one descriptor: the reading end of the pipe into which torchrun's process writes the number
   of each signal that it gets, one byte per signal.
-- ``{"op": "attempt", "attempt": A, "ranks": [Rank…], "failures_before": [RankFailure…], "without": TEXT|null}`` before
-  ranks start, with one descriptor for each entry of each rank's ``streams``, in order: the reading end of a pipe or the
-  master of a terminal. ``without`` says why ranks write to the console and have no descriptors.
+- ``{"op": "attempt", "attempt": A, "ranks": [Rank…], "without": TEXT|null}`` before ranks start, with one descriptor
+  for each entry of each rank's ``streams``, in order: the reading end of a pipe or the master of a terminal.
+  ``without`` says why ranks write to the console and have no descriptors.
 - ``{"op": "started", "attempt": A, "pids": {"RANK": PID}}`` when all ranks run.
 - ``{"op": "closing", "pids": [PID…]}`` before torchrun ends these ranks: one has failed, or a node failed or joined.
+- ``{"op": "failed", "failures": [RankFailure…]}`` before torchrun would start ranks again.
 - ``{"op": "elsewhere", "outcome": {…}}`` when another node has told, in torchrun's store, how it failed.
 - ``{"op": "end", "state": …, "signal": N, "failures": [RankFailure…], "error": TEXT}``, last.
 Guard to plug-in:
+- ``{"op": "verdict", "attempt": A, "final": BOOL}`` after an attempt: whether a restart cannot help.
 - ``{"op": "done", "exit_status": N}`` when all output is read, the outcome is written, and no process is left.
 """
 

@@ -75,24 +75,15 @@ class TorchName:
 
 _ELASTIC = "torch.distributed.elastic"
 _PROCESSES = f"{_ELASTIC}.multiprocessing.api"
-_RENDEZVOUS = f"{_ELASTIC}.rendezvous.dynamic_rendezvous"
 
 SPREAD = TorchName(
-    _RENDEZVOUS,
+    f"{_ELASTIC}.rendezvous.dynamic_rendezvous",
     "_delay",
     _SINCE_2_4,
     'makes the random pause of 0 to 0.3 s before a first rendezvous, "to slightly skew the rendezvous attempts across '
     'the nodes"; 2.15 has a second use of it',
     "a node that waits for no other pauses too",
     ("seconds",),
-)
-JOIN = TorchName(
-    _RENDEZVOUS,
-    "DynamicRendezvousHandler.next_rendezvous",
-    _SINCE_2_4,
-    "knows how many nodes there are when the pause is made",
-    "a node that waits for no other pauses too",
-    ("self",),
 )
 START = TorchName(
     _PROCESSES,
@@ -102,13 +93,14 @@ START = TorchName(
     "the guard looks for ranks by the token of their launch, a second signal breaks off torchrun's orderly end",
     ("self",),
 )
-WAIT = TorchName(
-    _PROCESSES,
-    "PContext.wait",
-    _SINCE_2_4,
-    "tells which ranks torchrun has seen fail, in attempts that are followed by another too",
-    "the guard knows what it saw itself",
-    ("self", "timeout", "period"),
+MONITOR = TorchName(
+    f"{_ELASTIC}.agent.server.local_elastic_agent",
+    "LocalElasticAgent._monitor_workers",
+    ("2.13",),
+    "tells which ranks torchrun has seen fail; `_remaining_restarts` is set to 0 where a restart cannot help",
+    "the guard knows what it saw itself, and each failure is followed by a restart until `--max-restarts` is used up",
+    ("self", "worker_group"),
+    beside=("_remaining_restarts",),
 )
 CLOSE = TorchName(
     _PROCESSES,

@@ -16,11 +16,10 @@ from typing import Any
 from ddplaunch.agent.torch_names import (
     CLOSE,
     CLOSE_RANK,
-    JOIN,
+    MONITOR,
     POPEN,
     SPREAD,
     START,
-    WAIT,
     TorchName,
 )
 from ddplaunch.machine.processes.process_table import own_processes
@@ -28,26 +27,6 @@ from ddplaunch.machine.processes.stop_processes import asked_first, send_signal
 from ddplaunch.values.words import numbers_of
 
 _SPREAD_S = (0, 0.3)  # 2.15 has another random pause, after a failed write to the store
-
-
-def skip_the_spread() -> None:
-    """Skip the random pause before the first rendezvous of a single node; keep all other pauses."""
-    if not (SPREAD.is_known() and JOIN.is_known()):
-        return
-    module, handlers = SPREAD.owner(), JOIN.owner()
-    pause: Callable[[Any], None] = module._delay
-    join = handlers.next_rendezvous
-
-    def all_others(seconds: Any) -> None:
-        if seconds != _SPREAD_S:
-            pause(seconds)
-
-    def next_rendezvous(handler: Any) -> Any:
-        single = getattr(getattr(handler, "settings", None), "max_nodes", None) == 1
-        module._delay = all_others if single else pause
-        return join(handler)
-
-    handlers.next_rendezvous = next_rendezvous
 
 
 def _replace(name: TorchName, function: Callable[..., Any]) -> None:
@@ -63,6 +42,16 @@ def _replace(name: TorchName, function: Callable[..., Any]) -> None:
     setattr(name.owner(), name.name.rpartition(".")[2], ours)
 
 
+def skip_the_spread() -> None:
+    """Skip the random pause that spreads nodes' first rendezvous; keep all other pauses. Call it for a single node."""
+
+    def all_others(pause: Any, seconds: Any) -> None:
+        if seconds != _SPREAD_S:
+            pause(seconds)
+
+    _replace(SPREAD, all_others)
+
+
 def notice_start(tell: Callable[[dict[int, int]], None]) -> None:
     """Call ``tell({local rank: pid})`` as soon as all ranks of an attempt are started."""
 
@@ -75,16 +64,16 @@ def notice_start(tell: Callable[[dict[int, int]], None]) -> None:
     _replace(START, start)
 
 
-def notice_failures(tell: Callable[[dict[int, Any]], None]) -> None:
-    """Call ``tell({local rank: ProcessFailure})`` for ranks that torchrun has seen fail, in every attempt."""
+def judge_failures(is_final: Callable[[dict[int, Any]], bool]) -> None:
+    """Call ``is_final({rank: ProcessFailure})`` before ranks that failed are started again; not if it returns True."""
 
-    def wait(theirs: Any, context: Any, *args: Any, **more: Any) -> Any:
-        result = theirs(context, *args, **more)
-        if failures := getattr(result, "failures", None):
-            tell(dict(failures))
+    def monitor(theirs: Any, agent: Any, group: Any) -> Any:
+        result = theirs(agent, group)
+        if (failures := getattr(result, "failures", None)) and agent._remaining_restarts and is_final(failures):
+            agent._remaining_restarts = 0
         return result
 
-    _replace(WAIT, wait)
+    _replace(MONITOR, monitor)
 
 
 def wait_for_ranks(grace_s: float, tell: Callable[[], None]) -> None:

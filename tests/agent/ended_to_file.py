@@ -44,5 +44,5 @@ def conclude(settings: Settings, ended: EndedRun, say: Callable[[str], None], he
     return ended.exit_status(ended.seen_first())
 
 
-def attempt_ended(settings: Settings, attempt: EndedAttempt) -> str | None:
-    return f"attempt {attempt.attempt} ended\n" if attempt.first is not None else None
+def attempt_ended(settings: Settings, attempt: EndedAttempt) -> tuple[str, bool]:
+    return f"attempt {attempt.attempt} ended\n" if attempt.first is not None else "", attempt.first == 1

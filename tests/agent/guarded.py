@@ -117,7 +117,6 @@ class Guarded:
         terminal: bool = False,
         one: bool = False,
         announce: bool = True,
-        failures_before: Sequence[RankFailure] = (),
     ) -> None:
         """Start one rank for each Python program; rank 0 on a ``terminal``, or all with ``one`` pipe for both."""
         ranks, given, taken = [], [], []
@@ -130,8 +129,7 @@ class Guarded:
             ranks.append({"rank": rank, "local_rank": rank, "streams": streams})
             given += [reading for reading, _ in ends]
             taken.append([writing for _, writing in ends])
-        message = {"op": "attempt", "attempt": number, "ranks": ranks, "failures_before": failures_before}
-        send(self.channel, message, given)
+        send(self.channel, {"op": "attempt", "attempt": number, "ranks": ranks}, given)
         for rank, (program, ends_of_rank) in enumerate(zip(programs, taken, strict=True)):
             self.ranks[rank] = subprocess.Popen(
                 [sys.executable, "-u", "-c", program],
@@ -143,6 +141,10 @@ class Guarded:
         self.held += [*given, *(end for ends_of_rank in taken for end in ends_of_rank)]
         if announce:
             self.started(number)
+
+    def failed(self, *failures: RankFailure) -> None:
+        """Say how ranks failed, before torchrun would start them again."""
+        send(self.channel, {"op": "failed", "failures": failures})
 
     def signalled(self, number: int) -> None:
         """Let the guard know of a signal to its launcher, as ``signal.set_wakeup_fd`` does."""

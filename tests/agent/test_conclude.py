@@ -62,11 +62,12 @@ def test_ranks_that_torchrun_ended_have_not_failed(tmp_path: Path, monkeypatch: 
     assert first_failed(both.ranks, 2, both.first) is None and ended(both, state="error").exit_status(None) == 1
     alone, heard = Heard(), Heard()
     assert conclude(settings, ended(both, state="error", error="RendezvousConnectionError: gone"), alone) == 1
-    assert "other node" not in alone.text and attempt_ended(settings, both) is None, "there is none"
+    assert "other node" not in alone.text and attempt_ended(settings, both) == ("", False), "there is none"
     monkeypatch.setenv("DDPLAUNCH_NNODES", "2")
     assert conclude(settings, ended(both, state="error", error="RendezvousConnectionError: gone"), heard) == 1
     assert "no rank failed on this node" in heard.text
-    assert "was ended by another node" in (attempt_ended(settings, both) or "")
+    text, final = attempt_ended(settings, both)
+    assert "was ended by another node" in text and not final
 
 
 def failure(number: int, exit_code: int, timestamp_s: int = 5) -> RankFailure:
@@ -158,10 +159,10 @@ def test_failed_run_is_recorded_and_told(settings: Settings) -> None:
 
 
 def test_attempt_that_is_followed_by_another(settings: Settings) -> None:
-    text = attempt_ended(settings, two_ranks())
-    assert text is not None and text.startswith("ddplaunch: attempt 1 of 4 failed: error[script-exception] ")
+    text, final = attempt_ended(settings, two_ranks())
+    assert not final and text.startswith("ddplaunch: attempt 1 of 4 failed: error[script-exception] ")
     assert text.rstrip().endswith("; restarting")
-    assert attempt_ended(settings, attempt(rank(0), rank(1))) is None, "nodes came or went"
+    assert attempt_ended(settings, attempt(rank(0), rank(1))) == ("", False), "nodes came or went"
 
 
 def test_success_is_one_line_even_without_a_disk(settings: Settings) -> None:

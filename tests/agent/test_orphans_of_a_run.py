@@ -221,7 +221,8 @@ def test_a_guard_that_hears_of_all_late_takes_torchruns_word_and_spares_the_rank
         guarded.wait()
         lives = "import time; time.sleep(1.5); print('lived')"
         failures = [failure(rank, guarded.ranks[rank].pid, code) for rank, code in ((0, -15), (1, 3))]
-        guarded.attempt([lives, lives], number=1, failures_before=failures)  # and these ranks run already
+        guarded.failed(*failures)
+        guarded.attempt([lives, lives], number=1)  # and these ranks run already
         guarded.guard.send_signal(signal.SIGCONT)
         guarded.wait()
         status, ended = guarded.end()

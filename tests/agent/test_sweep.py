@@ -26,10 +26,8 @@ def row(pid: int, parent: int, session: int, start: int, state: bytes = b"S", na
     return ProcessStat(pid, STAT % (pid, name, state, parent, pid, session, start, 0))
 
 
-def owner(pid: int, start: int, own_session: bool = True) -> Owner:
-    one = Owner(pid, None, start)
-    one.own_session = own_session
-    return one
+def owner(pid: int, start: int) -> Owner:
+    return Owner(pid, None, start)
 
 
 def test_names_may_hold_anything() -> None:
@@ -53,11 +51,6 @@ def test_a_rank_its_session_and_nobody_else() -> None:
 def test_a_number_that_was_given_again_is_a_stranger() -> None:
     table = [row(10, 1, 10, 40), row(11, 10, 10, 45)]
     assert of_ranks(table, {10: owner(10, 50)}) == []
-
-
-def test_a_forked_rank_without_a_session_has_only_its_own_children() -> None:
-    table = [row(5, 1, 3, 10), row(10, 5, 3, 100), row(11, 10, 3, 110), row(12, 5, 3, 120)]
-    assert [one.pid for one in of_ranks(table, {10: owner(10, 100, own_session=False)})] == [10, 11]
 
 
 def test_a_rank_that_nobody_told_of_is_found_by_the_token_of_its_launch() -> None:

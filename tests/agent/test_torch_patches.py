@@ -10,7 +10,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -24,14 +24,13 @@ from ddplaunch.agent.torch_names import (
     GET_ITERATOR,
     GROUPS,
     ITERATOR,
-    JOIN,
+    MONITOR,
     ON_SIGNAL,
     POPEN,
     SEQUENCE,
     SPREAD,
     START,
     TORCH_NAMES,
-    WAIT,
     WORK_WAIT,
     WORKER_SIGNALS,
     WRAPPED,
@@ -40,12 +39,13 @@ from ddplaunch.agent.torch_names import (
 )
 from ddplaunch.agent.torch_patches import (
     RankCpus,
-    notice_failures,
+    judge_failures,
     notice_start,
     skip_the_spread,
     spare_children_of_ranks,
     wait_for_ranks,
 )
+from ddplaunch.planning.settings import Settings
 from tests.hosts.launching import clean_environment
 from tests.source import PACKAGE, nodes
 
@@ -131,9 +131,8 @@ def touched(node: ast.AST) -> list[str]:
 
 
 def nodes_are_spread() -> None:
-    before = SPREAD.value(), JOIN.value()
     skip_the_spread()
-    assert (SPREAD.value(), JOIN.value()) == before
+    assert SPREAD.value() is None
 
 
 def starts_are_not_noticed() -> None:
@@ -141,9 +140,9 @@ def starts_are_not_noticed() -> None:
     assert START.value() is None
 
 
-def failures_are_not_noticed() -> None:
-    notice_failures(never)
-    assert WAIT.value() is None
+def failures_are_not_judged() -> None:
+    judge_failures(never)
+    assert MONITOR.value() is None
 
 
 def ranks_have_torchruns_grace() -> None:
@@ -229,15 +228,14 @@ def no_collectives_are_counted() -> None:
             del world.pg_map[group]
 
 
-def never(*_: object) -> None:
+def never(*_: object) -> NoReturn:
     raise AssertionError("it was called")
 
 
 WITHOUT: dict[TorchName, Callable[[], None]] = {
     SPREAD: nodes_are_spread,
-    JOIN: nodes_are_spread,
     START: starts_are_not_noticed,
-    WAIT: failures_are_not_noticed,
+    MONITOR: failures_are_not_judged,
     CLOSE: ranks_have_torchruns_grace,
     CLOSE_RANK: groups_are_signalled,
     WORKER_SIGNALS: workers_die_of_sigterm,
@@ -274,7 +272,7 @@ def test_a_function_with_other_parameters_is_left_alone(name: TorchName, monkeyp
     assert unknown_names("3.0") == [name]
     skip_the_spread()
     notice_start(never)
-    notice_failures(never)
+    judge_failures(never)
     wait_for_ranks(1.0, never)
     spare_children_of_ranks()
     said: list[str] = []
@@ -282,28 +280,21 @@ def test_a_function_with_other_parameters_is_left_alone(name: TorchName, monkeyp
     assert name.value() is elsewise
 
 
-@pytest.mark.parametrize(
-    ("nodes", "pauses"), [(1, [(0, 10), 1]), (2, [(0, 0.3), (0, 10), 1]), (None, [(0, 0.3), (0, 10), 1])]
-)
+@pytest.mark.parametrize(("nodes", "pauses"), [("1", [(0, 10), 1]), ("2", [(0, 0.3), (0, 10), 1])])
 def test_only_a_node_that_is_alone_skips_the_random_pause(
-    nodes: int | None, pauses: list[object], monkeypatch: pytest.MonkeyPatch
+    nodes: str, pauses: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from ddplaunch.agent.logs_specs import CapturedLogs  # torch: not while every worker collects
+
+    monkeypatch.setenv("DDPLAUNCH_NNODES", nodes)
     paused: list[object] = []
     module = SPREAD.owner()
     monkeypatch.setattr(module, "_delay", lambda seconds: paused.append(seconds))
-
-    class Handlers:
-        settings = SimpleNamespace(max_nodes=nodes) if nodes else None
-
-        def next_rendezvous(self) -> str:
-            module._delay(seconds=(0, 0.3))
-            module._delay(seconds=(0, 10))  # 2.15, when it could not write to the store
-            module._delay(seconds=1)
-            return "joined"
-
-    monkeypatch.setattr(module, "DynamicRendezvousHandler", Handlers)
-    skip_the_spread()
-    assert Handlers().next_rendezvous() == "joined"
+    logs: Any = SimpleNamespace(_say=never)
+    assert CapturedLogs._prepared(logs, Settings()) is None
+    module._delay(seconds=(0, 0.3))
+    module._delay(seconds=(0, 10))  # 2.15, when it could not write to the store
+    module._delay(seconds=1)
     assert paused == pauses
 
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import sysconfig
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,66 +14,50 @@ import pytest
 
 from ddplaunch.agent import protocol
 from ddplaunch.agent.rank_site import sitecustomize
-from ddplaunch.agent.warm import kernel
+from ddplaunch.agent.warm import kernel, why_cold
 from ddplaunch.agent.warm.requests import Request, is_python_command
 from ddplaunch.agent.warm.spares import WarmProcess, first_path
-from ddplaunch.agent.warm.why_cold import (
-    AgentFacts,
-    agent_facts,
-    changed_since_load,
-    why_no_fork,
-    why_not_forked,
-)
+from ddplaunch.agent.warm.why_cold import why_no_fork, why_not_forked
 
-FIT = AgentFacts(
-    orig_argv=("python", "-u", "-m", "torch.distributed.run"),
-    python_threads=1,
-    traced=False,
-    gpu=None,
-    customized=None,
-    starts_ranks_as_known=True,
-)
 ENVIRON = {"OMP_NUM_THREADS": "1"}
-
-
-def test_a_fit_process_is_forked() -> None:
-    assert why_no_fork(FIT) is None
+AS_MODULE = ["-u", "-m", "torch.distributed.run"]
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("words", "gpus", "modules", "reason"),
     [
-        ({"orig_argv": ("python", "-u", "-X", "dev", "-m", "torch.distributed.run")}, "was not started as"),
-        ({"orig_argv": ("python", "-m", "torch.distributed.run")}, "was not started as"),
-        ({"orig_argv": ("python", "-u", "/home/me/launch.py")}, "was not started as"),
-        ({"python_threads": 2}, "2 threads"),
-        ({"traced": True}, "debugger"),
-        ({"customized": "/home/me/usercustomize.py"}, "/home/me/usercustomize.py is run by each interpreter"),
-        ({"gpu": "/dev/nvidiactl"}, "/dev/nvidiactl is in use"),
-        ({"starts_ranks_as_known": False}, "this torch"),
+        (AS_MODULE, (), {}, None),
+        (["-u", "-X", "dev", *AS_MODULE[1:]], (), {}, "was not started as"),
+        (AS_MODULE[1:], (), {}, "was not started as"),
+        (["-u", "/home/me/launch.py"], (), {}, "was not started as"),
+        (AS_MODULE, ("/dev/nvidiactl",), {}, "/dev/nvidiactl is in use"),
+        (AS_MODULE, (), {"usercustomize": "/home/me/user.py"}, "/home/me/user.py is run by each interpreter"),
+        (AS_MODULE, (), {"sitecustomize": "/home/me/site.py"}, "/home/me/site.py is run by each interpreter"),
+        (AS_MODULE, (), {"sitecustomize": f"{sysconfig.get_path('stdlib')}/sitecustomize.py"}, None),  # Debian's
+        (AS_MODULE, (), {"sitecustomize": sitecustomize.__file__}, None),
     ],
 )
-def test_an_unfit_process_is_not(change: dict[str, object], reason: str) -> None:
-    found = why_no_fork(replace(FIT, **change))  # type: ignore[arg-type]
-    assert found is not None
-    assert reason in found
-    assert "\n" not in found
-
-
-@pytest.mark.parametrize("name", ["sitecustomize", "usercustomize"])
-def test_files_of_the_user_that_each_interpreter_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for file, whose in (
-        ("/home/me/site.py", "/home/me/site.py"),
-        (f"{sysconfig.get_path('stdlib')}/{name}.py", None),  # Debian's
-        (sitecustomize.__file__, None),
-    ):
+def test_what_a_process_that_is_forked_must_be_like(
+    words: list[str],
+    gpus: tuple[str, ...],
+    modules: dict[str, str],
+    reason: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "orig_argv", ["python", *words])
+    monkeypatch.setattr(why_cold, "gpu_devices", lambda _: gpus)
+    for name, file in modules.items():
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(__file__=file))
-        assert agent_facts().customized == whose
+    found = why_no_fork()
+    assert found is None if reason is None else found is not None and reason in found and "\n" not in found
+    monkeypatch.setattr(sys, "getprofile", lambda: print)
+    assert why_no_fork() is not None and (found or "debugger" in str(why_no_fork()))
 
 
 def test_a_rank_is_forked() -> None:
     for args in (("python", "-u", "train.py", "--x"), ("python", "-u", "-m", "package.train")):
-        assert why_not_forked(Request(args, ENVIRON), "python", {"OMP_NUM_THREADS": "1"}) is None
+        environ = {**ENVIRON, "RANK": "0", "CUDA_VISIBLE_DEVICES": "1"}
+        assert why_not_forked(Request(args, environ), "python", ENVIRON) is None
 
 
 @pytest.mark.parametrize(
@@ -86,6 +69,8 @@ def test_a_rank_is_forked() -> None:
         (("python", "-u", "-c", "pass"), ENVIRON, "not the interpreter"),
         (("python", "-u", "train.py"), {**ENVIRON, "OMP_NUM_THREADS": "4"}, "OMP_NUM_THREADS was set"),
         (("python", "-u", "train.py"), {**ENVIRON, "LD_PRELOAD": "x.so"}, "LD_PRELOAD was set"),
+        (("python", "-u", "train.py"), {**ENVIRON, "PYTHONPATH": "a", "MKL_NUM_THREADS": "2"}, "MKL_NUM_THREADS was"),
+        (("python", "-u", "train.py"), {}, "OMP_NUM_THREADS was set"),
     ],
 )
 def test_a_rank_is_not(args: tuple[str, ...], environ: dict[str, str], reason: str) -> None:
@@ -104,14 +89,6 @@ def test_threads_that_openmp_has_bound_stay_where_torch_was_loaded(
     request = Request(("python", "-u", "train.py"), {**ENVIRON, "OMP_PROC_BIND": value}, cpus)
     found = why_not_forked(request, "python", at_load)
     assert (found is not None and "OMP_PROC_BIND is set" in found) is cold
-
-
-def test_variables_that_libraries_read_at_load() -> None:
-    assert changed_since_load({"MKL_NUM_THREADS": "2", "RANK": "0"}, {"PYTHONPATH": "a"}) == [
-        "MKL_NUM_THREADS",
-        "PYTHONPATH",
-    ]
-    assert changed_since_load({"RANK": "0", "CUDA_VISIBLE_DEVICES": "1"}, {}) == []
 
 
 def test_an_interpreter_with_a_target_is_a_python_command() -> None:

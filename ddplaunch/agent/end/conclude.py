@@ -14,13 +14,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from ddplaunch.agent import has_other_nodes
 from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
-from ddplaunch.agent.end.evidence import announced, explain_attempt, has_other_nodes
+from ddplaunch.agent.end.evidence import announced, explain_attempt
 from ddplaunch.explain.diagnosis import VAGUE, Diagnosis, Explanation
 from ddplaunch.explain.read.lines import clean, frames
 from ddplaunch.machine.files import read_end
 from ddplaunch.planning.settings import Settings
-from ddplaunch.records.directory import path_text
+from ddplaunch.records.directory import note_path, path_text
 from ddplaunch.records.first_failure import failed_by_itself, first_failed, first_failed_node
 from ddplaunch.records.outcome import AttemptOutcome, PreviousRun, RankOutcome, RunOutcome, outcome_of, write_outcome
 from ddplaunch.ui.outcome_view import attempt_text, elsewhere_text, node_failed_text, outcome_text
@@ -34,12 +35,19 @@ _LINES = 20
 _HEARS_S = 10.0  # a failed node explains its failure before it tells the others
 _TELLS_S = 3.0  # it has told them before srun ends them
 _LINE_CHARS = 500
+#: The variable that keeps torchrun's way: every failure is followed by a restart.
+RESTART_ALWAYS = "DDPLAUNCH_RESTART_ALWAYS"
+#: Codes of failures that each attempt meets in the same way unless it has trained before.
+_CERTAIN = (
+    *("syntax-error", "module-not-found", "script-not-found"),
+    *("script-arguments", "local-rank-argument", "dataset-missing"),
+)
 
 _explained: dict[int, Diagnosis | None] = {}  # diagnoses of earlier attempts, by number, so that none is made twice
 
 
-def attempt_ended(settings: Settings, attempt: EndedAttempt) -> str | None:
-    """Return the report of an attempt that is followed by another one; None if there is nothing to report.
+def attempt_ended(settings: Settings, attempt: EndedAttempt) -> tuple[str, bool]:
+    """Return the report of an attempt after which torchrun would start another one, and whether that cannot help.
 
     Ranks that torchrun ended because another node failed or joined did not fail. If all nodes share one console, only
     the node whose rank failed reports.
@@ -47,10 +55,23 @@ def attempt_ended(settings: Settings, attempt: EndedAttempt) -> str | None:
     attempts = settings.max_restarts + 1
     if not any(failed_by_itself(each) for each in attempt.ranks):
         one_console = settings.silent or "SLURM_STEP_ID" in os.environ
-        return None if one_console or not has_other_nodes() else elsewhere_text(attempt.attempt, attempts)
+        return ("" if one_console or not has_other_nodes() else elsewhere_text(attempt.attempt, attempts)), False
     diagnosis = explain_attempt(settings, attempt, None).diagnosis
     _explained[attempt.attempt] = diagnosis
-    return attempt_text(attempt.attempt, attempts, diagnosis, Terminal.of(sys.stderr))
+    terminal = Terminal.of(sys.stderr)
+    if _would_fail_alike(settings, attempt, diagnosis):
+        return terminal.note(f"ddplaunch: not restarted, as it would fail alike ({RESTART_ALWAYS}=1 restarts it)"), True
+    return attempt_text(attempt.attempt, attempts, diagnosis, terminal), False
+
+
+def _would_fail_alike(settings: Settings, attempt: EndedAttempt, diagnosis: Diagnosis | None) -> bool:
+    """Return whether no restart can help: a failure of ``_CERTAIN`` before the first optimizer step of any rank."""
+    node = settings.node_directory
+    if diagnosis is None or diagnosis.code not in _CERTAIN or diagnosis.certainty != "observed" or node is None:
+        return False
+    folder = Path(node, f"attempt-{attempt.attempt}")
+    trained = not settings.observe or any(note_path(folder, each.rank).exists() for each in attempt.ranks)
+    return not trained and not os.environ.get(RESTART_ALWAYS)
 
 
 def conclude(

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ddplaunch.agent import has_other_nodes
 from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
 from ddplaunch.agent.oom_kills import OOM_KILLS_BEFORE, oom_kills
 from ddplaunch.explain.diagnosis import Diagnosis, Explanation, LogSource, RunFacts
@@ -60,11 +61,6 @@ def _located(
     dumps = flight_dumps(Path(settings.directory)) if settings.directory else {}
     recorded = flight(dumps, size if isinstance(size, int) else 0)
     return replace(explanation, diagnosis=located(found, () if attempt is None else attempt.stacks, recorded))
-
-
-def has_other_nodes() -> bool:
-    """Return whether the run has more nodes than this one."""
-    return os.environ.get("DDPLAUNCH_NNODES", "1") != "1"
 
 
 def _elsewhere(ended: EndedRun) -> Diagnosis:

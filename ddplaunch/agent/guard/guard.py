@@ -190,6 +190,8 @@ class GuardedRun:
                 self._note_pids(message)
             case "closing":
                 self._attempts[-1].close(message["pids"])
+            case "failed":
+                self._attempt_over(message["failures"])
             case "end":
                 self._end = message
                 self._loop.forget(self._channel.fileno())
@@ -198,7 +200,7 @@ class GuardedRun:
 
     def _begin_attempt(self, message: dict[str, Any], descriptors: list[int]) -> None:
         if self._attempts:
-            self._attempt_over(self._attempts[-1], message.get("failures_before", ()))
+            self._attempt_over(())
         attempt = Attempt(message["attempt"], message["ranks"])
         self._attempts.append(attempt)
         ends = iter(descriptors)
@@ -231,7 +233,10 @@ class GuardedRun:
         attempt.has_ended(handle)
         self._aside(_get_ready, "the end could not be prepared")
 
-    def _attempt_over(self, attempt: Attempt, failures: Sequence[RankFailure]) -> None:
+    def _attempt_over(self, failures: Sequence[RankFailure]) -> None:
+        attempt = self._attempts[-1]
+        if attempt.ended_s is not None:
+            return
         self._loop.forget(self._channel.fileno())  # the next message is about the new attempt, which has not begun here
         self._loop.once(0)  # ends of ranks that are not handled yet
         if not self._end:
@@ -240,14 +245,20 @@ class GuardedRun:
         attempt.complete(failures, succeeded=False)
         self._streams.end_attempt()
         self._sweep(attempt)
-        self._aside(lambda: self._speak_of(attempt), f"attempt {attempt.number} has ended; explaining it failed")
+        self._aside(lambda: self._judge(attempt), f"attempt {attempt.number} has ended; explaining it failed")
 
-    def _speak_of(self, attempt: Attempt) -> None:
-        self._streams.settle(_RECORD_PATIENCE_S)
-        from ddplaunch.agent.end.conclude import attempt_ended
+    def _judge(self, attempt: Attempt) -> None:
+        """Explain an attempt that has ended, and answer whether a restart cannot help."""
+        final = False
+        try:
+            self._streams.settle(_RECORD_PATIENCE_S)
+            from ddplaunch.agent.end.conclude import attempt_ended
 
-        if text := attempt_ended(self._settings, self._ended_attempt(attempt)):
+            text, final = attempt_ended(self._settings, self._ended_attempt(attempt))
             self._console.say(text)
+        finally:
+            with contextlib.suppress(OSError):  # torchrun is gone
+                send(self._channel, {"op": "verdict", "attempt": attempt.number, "final": final})
 
     def _launcher_ended(self) -> None:
         """Receive torchrun's last messages: its death may be noticed before the last of them is read."""

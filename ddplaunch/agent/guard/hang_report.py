@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ddplaunch.agent.end.evidence import has_other_nodes
+from ddplaunch.agent import has_other_nodes
 from ddplaunch.agent.guard.attempt import Attempt, RankLife
 from ddplaunch.explain.diagnosis import Diagnosis, of_process
 from ddplaunch.explain.read.lines import read_lines

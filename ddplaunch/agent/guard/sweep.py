@@ -26,34 +26,23 @@ _GIVE_UP_AFTER_S = 3.0  # a process in an uninterruptible wait cannot be killed
 class Owner:
     """A started rank, with the facts by which its processes are found later."""
 
-    __slots__ = ("command", "own_session", "pid", "start")
+    __slots__ = ("command", "pid", "start")
 
     def __init__(self, pid: int, seen: ProcessStat | None, since: int = 0) -> None:
-        """Read the facts while the rank exists. A rank already gone is taken to have led a session since ``since``."""
+        """Read the facts while the rank exists; ``since`` stands for the start of one that is already gone."""
         self.pid, self.start = pid, seen.start_ticks if seen else since
-        self.own_session = seen.session == pid if seen else True
         self.command = read_command(pid) if seen else ()
 
 
 def of_ranks(table: Iterable[ProcessStat], owners: Mapping[int, Owner]) -> list[ProcessStat]:
-    """Return the processes of these ranks: the ranks, their sessions, and forks of ranks without their own session."""
-    found: dict[int, ProcessStat] = {}
-    for one in sorted(table, key=lambda each: each.start_ticks):  # a parent before its children
-        owner = owners.get(one.pid)
-        in_session = owners.get(one.session)
-        if owner:
-            mine = owner.start == one.start_ticks
-        elif in_session and in_session.own_session:
-            mine = one.start_ticks >= in_session.start
-        else:
-            mine = one.parent in found and not _leads(one)
-        if mine:
-            found[one.pid] = one
-    return list(found.values())
-
-
-def _leads(one: ProcessStat) -> bool:
-    return one.session == one.pid  # a process with its own session is meant to stay
+    """Return the processes in the sessions of these ranks, oldest first; one with a session of its own is to stay."""
+    found = [
+        one
+        for one in table
+        if (owner := owners.get(one.session))
+        and (one.start_ticks == owner.start if one.pid == owner.pid else one.start_ticks >= owner.start)
+    ]
+    return sorted(found, key=lambda one: one.start_ticks)
 
 
 def _workers_of(owners: Mapping[int, Owner]) -> Callable[[ProcessStat], bool]:
@@ -89,7 +78,10 @@ def unannounced(table: Iterable[ProcessStat], token: str, launcher: ProcessStat 
     return [
         one
         for one in table
-        if one.pid in running and one.pid != launcher.pid and one.parent not in running - {launcher.pid} and _leads(one)
+        if one.pid in running
+        and one.pid != launcher.pid
+        and one.parent not in running - {launcher.pid}
+        and one.session == one.pid
     ]
 
 

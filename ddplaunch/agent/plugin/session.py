@@ -6,7 +6,7 @@ runs in its own session, so that killing torchrun's process group does not kill 
 that a scheduler sends to all processes, so that it lives until everything is reported.
 
 All messages to the guard are kept, with their descriptors, so that a new guard can get them again and every pipe of a
-rank always has a reader. When no guard can be started any more, ``lost`` is called, once.
+rank always has a reader. When no guard can be started any more, this process reads them.
 
 If ranks cannot have pipes, they write to the console; the guard then sees none of their output, but still how they
 end. Without a guard too, torchrun goes on as it would alone.
@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -28,7 +28,7 @@ from typing import Any
 import ddplaunch
 from ddplaunch.agent.guard.loop import IGNORED, PASSED_ON
 from ddplaunch.agent.open_files import require
-from ddplaunch.agent.plugin.outlets import Kind, Outlet, close, open_outlets
+from ddplaunch.agent.plugin.outlets import Kind, Outlet, close, drain, open_outlets
 from ddplaunch.agent.protocol import Rank, RankFailure, receive, send
 from ddplaunch.machine.processes.process_table import read_stat
 from ddplaunch.planning.settings import Settings
@@ -78,7 +78,7 @@ def guard_argv(descriptor: int) -> list[str]:
 
 
 _NEW_GUARDS = 3  # per run: a guard that keeps dying at once is of no use
-_KILLED_S = 1.0  # a debugger may keep the killed process
+_JUDGES_S = 20.0  # the guard reads and explains the ranks' output
 #: Descriptors for a guard (the original stderr, its socket, two pipes), and for a rank beside its outlets: torchrun
 #: opens both outlets again, and has a pidfd and a connection to its store.
 _OF_GUARD, _OF_RANK = 8, 4
@@ -90,7 +90,6 @@ class Session:
     def __init__(self, settings: Settings, environ: Mapping[str, str], shown: tuple[Kind, ...]) -> None:
         self.settings = settings
         self.attempt = -1
-        self.lost: Callable[[], None] = lambda: None
         self._shown = shown
         self._environ = dict(environ)
         self._spare = _NEW_GUARDS
@@ -98,7 +97,6 @@ class Session:
         self._said: dict[str, tuple[dict[str, Any], list[int]]] = {}  # by op: messages and descriptors for a new guard
         self._outlets: list[Outlet] = []
         self.pids: tuple[int, ...] = ()  # of the ranks of the attempt
-        self.failures: list[RankFailure] = []  # of the attempt, as torchrun saw them
         self.without: str | None = None
         self.stderr = 2  # the console, also while torchrun writes to the guard
         self._guard: Guard | None = None
@@ -126,11 +124,6 @@ class Session:
     def alive(self) -> bool:
         """Whether there is a guard to talk to."""
         return self._guard is not None
-
-    @property
-    def readers(self) -> list[int]:
-        """The descriptors that must be read while ranks run: one per stream, the shown rank's included."""
-        return [outlet.read for outlet in self._outlets]
 
     def watch(self) -> None:
         """Notice by SIGCHLD that the guard has died; the earlier handler still runs first."""
@@ -181,15 +174,14 @@ class Session:
             wanted = [() for _ in ranks]
         before, self._outlets = self._outlets, opened
         self.attempt += 1
-        for op in ("started", "closing"):
+        for op in ("started", "closing", "failed"):
             self._said.pop(op, None)
         told = [
             Rank(rank=rank, local_rank=local_rank, streams=["out", "err"][: len(each)])
             for (rank, local_rank), each in zip(ranks, wanted, strict=True)
         ]
-        over, self.failures = self.failures, []
-        message = {"op": "attempt", "attempt": self.attempt, "ranks": told, "failures_before": over}
-        self._say({**message, "without": self.without}, self.readers)
+        message = {"op": "attempt", "attempt": self.attempt, "ranks": told, "without": self.without}
+        self._say(message, [outlet.read for outlet in opened])
         close(before)  # only now: until the guard knows of the new attempt it may still read the old one
         left = iter(opened)
         return [[next(left).write for _ in each] for each in wanted]
@@ -204,6 +196,11 @@ class Session:
         if running := [pid for pid in self.pids if (seen := read_stat(pid)) and seen.alive]:
             self._say({"op": "closing", "pids": running})
 
+    def is_final(self, failures: Sequence[RankFailure]) -> bool:
+        """Tell how ranks of the attempt failed; return whether a restart cannot help, False if that is not known."""
+        self._say({"op": "failed", "failures": failures})
+        return bool(self._answer({"op": "verdict", "attempt": self.attempt}, _JUDGES_S).get("final"))
+
     def elsewhere(self, outcome: Mapping[str, Any]) -> None:
         """Tell the guard how another node failed, which ends this one; do nothing if the end was reported already."""
         if not self._over:
@@ -216,16 +213,20 @@ class Session:
         """
         self._say({"op": "end", **message})
         while (guard := self._guard) is not None:
-            try:
-                answer, _ = receive(guard.channel)
-            except (OSError, ValueError):
-                answer = None
-            if answer is None:
-                self._replace_guard(guard)
-            else:
+            if answer := self._answer({"op": "done"}):
                 self._over = True  # the guard ends and must not be replaced
                 return int(answer["exit_status"])
+            self._replace_guard(guard)
         return None
+
+    def _answer(self, wanted: dict[str, Any], within_s: float | None = None) -> dict[str, Any]:
+        """Wait for a message of the guard with these items; return {} if it is gone, or sends none ``within_s``."""
+        with contextlib.suppress(OSError, ValueError):
+            channel = self._guard.channel if self._guard else None
+            while channel and select.select([channel], [], [], within_s)[0] and (message := receive(channel)[0]):
+                if wanted.items() <= message.items():
+                    return message
+        return {}
 
     def directory(self) -> Path | None:
         """Create and return the directory of this attempt on this node; None if that fails."""
@@ -266,7 +267,7 @@ class Session:
             new = None
             try:
                 new = _start_guard(self._environ, self.stderr)
-                for op in ("launcher", "listen", "attempt", "started", "closing", "elsewhere", "end"):
+                for op in ("launcher", "listen", "attempt", "started", "closing", "failed", "elsewhere", "end"):
                     if op in self._said:
                         send(new.channel, *self._said[op])
             except OSError:
@@ -275,16 +276,14 @@ class Session:
                 continue
             self._guard = new
             return
-        self.lost()
+        drain([outlet.read for outlet in self._outlets], 1)  # so that no rank blocks
+        self.give_up(ChildProcessError(0, "the process that records it died several times"))
 
 
 def _part_with(guard: Guard) -> None:
-    """Close the socket, kill the guard if it still lives, and reap it."""
+    """Close the socket, and kill the guard if it still lives; it is reaped when this process ends."""
     with contextlib.suppress(OSError):
         guard.channel.shutdown(socket.SHUT_RDWR)
     guard.channel.close()
     with contextlib.suppress(OSError):
         os.kill(guard.pid, signal.SIGKILL)  # our own child, not reaped yet, so the pid is not reused
-        until_s = time.monotonic() + _KILLED_S
-        while os.waitpid(guard.pid, os.WNOHANG)[0] == 0 and time.monotonic() < until_s:
-            time.sleep(0.001)

@@ -21,7 +21,7 @@ from ddplaunch.agent.protocol import receive, send
 from ddplaunch.agent.torch_patches import RankCpus, start_ranks_by
 from ddplaunch.agent.warm import fresh, kernel
 from ddplaunch.agent.warm.requests import Request
-from ddplaunch.agent.warm.why_cold import agent_facts, environ_at_load, why_no_fork, why_not_forked
+from ddplaunch.agent.warm.why_cold import environ_at_load, why_no_fork, why_not_forked
 from ddplaunch.machine.software import shadowing_file
 
 Say = Callable[[str], None]
@@ -40,7 +40,7 @@ def prepare(ranks: int, preload: Sequence[str], say: Say, cpus: RankCpus | None 
     (``fresh.leave``). ``say`` is called with single lines for the user. ``cpus`` are each rank's CPUs.
     Never raises Exception.
     """
-    spares, reason = Spares(say, cpus), why_no_fork(agent_facts())
+    spares, reason = Spares(say, cpus), why_no_fork()
     if reason is None:
         seed = fresh.torch_seed()
         first = first_path(sys.argv)
@@ -49,7 +49,7 @@ def prepare(ranks: int, preload: Sequence[str], say: Say, cpus: RankCpus | None 
         beside = first and shadowing_file(first)
         if beside:
             reason = f"`{beside}` beside the script is named like what torchrun imports"
-        reason = reason or why_no_fork(agent_facts()) or spares.fork(ranks, seed)
+        reason = reason or why_no_fork() or spares.fork(ranks, seed)
     if reason is None:
         start_ranks_by(spares.start)
     else:

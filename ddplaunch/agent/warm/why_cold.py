@@ -1,11 +1,10 @@
-"""Says in one line why ranks cannot be forked, from facts about torchrun's process and about each rank."""
+"""Says in one line why ranks cannot be forked: what torchrun's process is like, and what each rank needs."""
 
 from __future__ import annotations
 
 import os
 import sys
 import sysconfig
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,39 +13,26 @@ from ddplaunch.agent.rank_site.sitecustomize import HERE, restore
 from ddplaunch.agent.torch_names import POPEN
 from ddplaunch.agent.warm.requests import Request, is_python_command
 from ddplaunch.machine.files import gpu_devices
-from ddplaunch.values.frozen import dataclass
 
 #: Variables that C libraries read when they are loaded: in a forked rank, torchrun's values apply.
 _READ_AT_LOAD = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "LD_", "MALLOC_", "GLIBC_TUNABLES", "PYTHON")
-_READ_LATER = frozenset({VARIABLE})
 #: Variables that make OpenMP bind its threads to the CPUs of the process that loads it.
 _PLACES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 #: How ddplaunch starts torchrun. If a program calls torchrun's functions instead, its `with` and `finally` blocks would
 #: run again in each fork, which leaves all frames.
-_STARTED_AS = ("-u", "-m", "torch.distributed.run")
+_STARTED_AS = ["-u", "-m", "torch.distributed.run"]
 
 
-@dataclass(frozen=True)
-class AgentFacts:
-    """Facts of torchrun's process just before ranks are forked."""
-
-    orig_argv: tuple[str, ...]
-    python_threads: int
-    traced: bool
-    gpu: str | None
-    customized: str | None
-    starts_ranks_as_known: bool
-
-
-def why_no_fork(facts: AgentFacts) -> str | None:
-    """Return why ranks cannot be forked from torchrun's process, None if they can."""
+def why_no_fork() -> str | None:
+    """Return why ranks cannot be forked from this process, which has imported torch; None if they can."""
+    customized = next(filter(None, map(_of_user, ("sitecustomize", "usercustomize"))), None)
+    gpu = next(iter(gpu_devices("self")), None)
     checks = (
-        (not facts.starts_ranks_as_known, "this torch starts its ranks in a way unknown to ddplaunch"),
-        (facts.orig_argv[1:4] != _STARTED_AS, f"torchrun was not started as `python {' '.join(_STARTED_AS)}`"),
-        (facts.python_threads > 1, f"torchrun's process has {facts.python_threads} threads already"),
-        (facts.traced, "a debugger or profiler follows torchrun's process"),
-        (facts.customized, f"{facts.customized} is run by each interpreter that starts"),
-        (facts.gpu is not None, f"{facts.gpu} is in use in torchrun's process already, and does not survive a fork"),
+        (not POPEN.is_known(), "this torch starts its ranks in a way unknown to ddplaunch"),
+        (sys.orig_argv[1:4] != _STARTED_AS, f"torchrun was not started as `python {' '.join(_STARTED_AS)}`"),
+        (sys.gettrace() or sys.getprofile(), "a debugger or profiler follows torchrun's process"),
+        (customized, f"{customized} is run by each interpreter that starts"),
+        (gpu, f"{gpu} is in use in torchrun's process already, and does not survive a fork"),
     )
     return next((reason for applies, reason in checks if applies), None)
 
@@ -63,28 +49,9 @@ def why_not_forked(request: Request, python: str, at_load: Mapping[str, str]) ->
     places = next((name for name in _PLACES if environ.get(name, "false").lower() not in ("", "false")), None)
     if request.cpus is not None and places:
         return f"{places} is set, which is heeded when torch is loaded, before a rank has CPUs of its own"
-    changed = changed_since_load(environ, at_load)
-    if changed:
-        return f"{changed[0]} was set after torchrun had loaded torch, which reads it only then"
-    return None
-
-
-def changed_since_load(environ: Mapping[str, str], at_load: Mapping[str, str]) -> list[str]:
-    """Return the variables that libraries read when they are loaded, and whose values differ for the rank."""
-    names = {name for name in (*environ, *at_load) if name.startswith(_READ_AT_LOAD)} - _READ_LATER
-    return sorted(name for name in names if environ.get(name) != at_load.get(name))
-
-
-def agent_facts() -> AgentFacts:
-    """Return the facts of this process, which has imported torch."""
-    return AgentFacts(
-        orig_argv=tuple(sys.orig_argv),
-        python_threads=threading.active_count(),
-        traced=sys.gettrace() is not None or sys.getprofile() is not None,
-        gpu=next(iter(gpu_devices("self")), None),
-        customized=next(filter(None, map(_of_user, ("sitecustomize", "usercustomize"))), None),
-        starts_ranks_as_known=POPEN.is_known(),
-    )
+    names = sorted({*environ, *at_load} - {VARIABLE})
+    changed = [name for name in names if name.startswith(_READ_AT_LOAD) and environ.get(name) != at_load.get(name)]
+    return f"{changed[0]} was set after torchrun had loaded torch, which reads it only then" if changed else None
 
 
 def _of_user(name: str) -> str | None:
