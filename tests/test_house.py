@@ -25,7 +25,7 @@ MOST_TOKENS = {
     "script": 34_000,
     "agent": 42_000,
     "planning": 40_000,
-    "hosts": 20_977,
+    "hosts": 20_000,
     "watch": 18_000,
     "records": 21_000,
     "ui": 18_000,

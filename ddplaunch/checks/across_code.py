@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from ddplaunch.checks.check import Findings, alone, checks_in, compare, majority
+from ddplaunch.checks.check import Findings, alone, checks_in, majority
 from ddplaunch.planning.hosts_plan import HostReport
 from ddplaunch.values.finding import error, warning
 from ddplaunch.values.resolved import Unavailable
@@ -64,18 +64,6 @@ def hosts_differ_from_here(hosts: tuple[HostReport, ...]) -> Findings:
             fix=TO_EACH,
             where=tuple(host.name for host in hosts),
         )
-
-
-def hosts_differ_commit(hosts: tuple[HostReport, ...]) -> Findings:
-    """The hosts' directories are at different commits, or have different changes to tracked files.
-
-    Even if the imported files are the same, configurations and data that git tracks may differ. ddplaunch compares `git
-    describe --always --dirty` and, for a tree with changes, a digest of `git diff HEAD`.
-    Remedy: `git pull` on the hosts, or `rsync`.
-    """
-    why = "files that the script opens, such as configurations, may not be alike"
-    fix = f"`git status` there tells what was changed; {TO_EACH}"
-    yield from compare(hosts, "hosts-differ-commit", "the work tree", lambda host: host.tree, why, warning, fix)
 
 
 # Packages that matter most to a training are named first.

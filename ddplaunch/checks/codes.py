@@ -58,15 +58,13 @@ host-lost: The session with a host ended, or fell silent, while its ranks were r
 host-refused: A host refused its part of the launch
     Each host plans its own part again from its own facts, and something changed there after the check.
 launcher-cut-off: All hosts were lost at once, which points to the launcher's network
-    The hosts end the run when they hear nothing from the launcher for `--host-timeout`. Remedy: launch from a machine
-    that stays connected, inside `tmux`, or with `ddplaunch submit`.
+    The hosts end the run when they hear nothing from the launcher for `--host-timeout`: its network was cut, its
+    machine slept, or it was stopped. Remedy: launch from a machine that stays up and connected, or with `ddplaunch
+    submit`.
 launcher-lost: The launcher of a run over several hosts died without recording why
     The hosts end the run when the launcher's connection closes or stays silent for `--host-timeout`. Remedy: launch
     from a machine that stays up, inside `tmux`, or with `--detach`; `dmesg -T` and `last -x` on the launcher's machine
     show what happened to it.
-launcher-stood-still: The launcher was stopped or asleep, so its hosts took it for dead
-    A closed laptop lid or a suspended virtual machine also stops the launcher. Remedy: launch from a machine that does
-    not sleep.
 host-silent: The session with a host ended while a command was asking it about a run
     `logs`, `stacks` and `top` use their own connection to each host; the run does not depend on it. Remedy: check that
     the host can be reached, and repeat the command.

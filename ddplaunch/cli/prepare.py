@@ -85,7 +85,7 @@ def prepare(
     situation = situation_of(options, facts, script, environ, cwd, interpreter(), plugin, run_id, locks)
     situation = replace(situation, shadowing=aside)
     launch = resolve(options, target, situation)
-    launch = replace(launch, notes=(*surroundings_notes(environ), *launch.notes))
+    launch = replace(launch, notes=(*notes(environ, time.time()), *launch.notes))
     base = Path(situation.record).parents[1]
     return Prepared(launch, facts, check(options, launch, facts, script), base, script)
 
@@ -135,15 +135,6 @@ def launch_lines(target: Target | None) -> tuple[str, ...]:
     from ddplaunch.planning.convert.shell_script import sites_of  # a parser of bash: only for scripts with a launcher
 
     return tuple(site.said.source for site in sites_of(data) if site.replacement)
-
-
-def surroundings_notes(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return which scheduler or launcher set this job up and how much time it has left, for the panel."""
-    if "SLURM_JOB_ID" in environ:
-        from ddplaunch.hosts.slurm.programs import with_end_of_job  # runs a program, so only in a Slurm job
-
-        environ = with_end_of_job(environ)
-    return notes(environ, time.time())
 
 
 def check(

@@ -5,11 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ddplaunch.values.finding import UsageError, usage
+from ddplaunch.values.finding import usage
 from ddplaunch.values.frozen import dataclass
 
-_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*@)?[A-Za-z0-9_:][A-Za-z0-9_.:%-]*\Z")
-_COUNT = re.compile(r"[1-9][0-9]{0,5}\Z")
+_COUNT = "([1-9][0-9]{0,5})"
+_HOST = re.compile(
+    r"((?:[A-Za-z0-9_][A-Za-z0-9_.+-]*@)?)"
+    r"(?:\[([0-9A-Fa-f:.%a-z]+)\]|([A-Za-z0-9_][A-Za-z0-9_.-]*)|([0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Za-z:.%]*))"
+    rf"(?::{_COUNT})?\Z"
+)
+#: Open MPI's limit on overcommitting is none here, since a launch never does that.
+_SETTING = re.compile(rf"(?:slots={_COUNT}|max_slots=[0-9]+)\Z")
 
 
 @dataclass(frozen=True)
@@ -26,7 +32,7 @@ def from_words(text: str) -> tuple[Host, ...]:
     Raises UsageError.
     """
     place = "flag: --hosts"
-    hosts = [_host(word.strip(), place) for word in text.split(",")]
+    hosts = [_host([word.strip()], place) for word in text.split(",")]
     return _unique(tuple(hosts), [place] * len(hosts))
 
 
@@ -42,10 +48,7 @@ def from_file(text: str, name: str) -> tuple[Host, ...]:
         if not words:
             continue
         places.append(f"{name}:{number}")
-        host = _host(words[0], places[-1])
-        for word in words[1:]:
-            host = _with_setting(host, word, places[-1])
-        hosts.append(host)
+        hosts.append(_host(words, places[-1]))
     if not hosts:
         raise usage(
             f"`{name}` names no host",
@@ -57,51 +60,17 @@ def from_file(text: str, name: str) -> tuple[Host, ...]:
     return _unique(tuple(hosts), places)
 
 
-def _with_setting(host: Host, word: str, place: str) -> Host:
-    key, equals, value = word.partition("=")
-    if key == "max_slots" and _COUNT.match(value):
-        return host  # Open MPI's limit on overcommitting, which a launch here never does
-    if key != "slots" or not equals or not _COUNT.match(value):
-        what = f"`{word}` after host `{host.name}` is not a number of slots"
-    elif host.slots is not None and host.slots != int(value):
-        what = f"`{host.name}:{host.slots}` and `{word}` are two numbers of slots"
-    else:
-        return Host(host.name, int(value))
-    raise usage(
-        what,
-        why="a host is followed by the number of its processes, 1 or more",
-        fix=f"write `{host.name} slots=8` in that line",
-        where=place,
-        code="hostfile-malformed",
-    )
-
-
-def _host(word: str, place: str) -> Host:
-    """Read ``NAME``, ``NAME:N`` or ``[IPV6]:N``; a name with several colons is an IPv6 address."""
-    if word.startswith("-"):
-        raise usage(
-            f"`{word}` is not a host",
-            why="ssh would read it as an option",
-            fix="`--hosts gpu-a,gpu-b`" if place.startswith("flag") else "correct the line",
-            where=place,
-            code="host-name-malformed",
-        )
-    name, colon, slots = word, "", ""
-    if match := re.match(r"((?:[^@\[\]]+@)?)\[([0-9A-Fa-f:.%a-z]+)\](?::(.*))?\Z", word):
-        name, colon, slots = match[1] + match[2], ":" if match[3] is not None else "", match[3] or ""
-    elif word.count(":") == 1:
-        name, colon, slots = word.partition(":")
-    if not _NAME.match(name) or (colon and not _COUNT.match(slots)):
-        raise _malformed(word, place)
-    return Host(name, int(slots) if colon else None)
-
-
-def _malformed(word: str, place: str) -> UsageError:
+def _host(words: Sequence[str], place: str) -> Host:
+    """Read ``NAME``, ``NAME:N`` or ``[IPV6]:N``, and ``slots=N``; a name with several colons is an IPv6 address."""
+    host, settings = _HOST.match(words[0]), [_SETTING.match(word) for word in words[1:]]
+    slots = {match[match.re.groups] for match in (host, *settings) if match} - {None}
+    if host is not None and all(settings) and len(slots) < 2:
+        return Host(host[1] + (host[2] or host[3] or host[4]), int(slots.pop()) if slots else None)
     in_file = not place.startswith("flag")
-    return usage(
-        f"`{word}` is not a host" if word else "a host's name is missing",
-        why="a host is a name as for ssh, and the number of its processes"
-        + (": `gpu-a slots=8` or `gpu-a:8`" if in_file else ", if the list has one: `gpu-a:8`"),
+    raise usage(
+        f"`{' '.join(words)}` is not a host" if words[0] else "a host's name is missing",
+        why="a host is a name as for ssh, with its number of processes if the list has these: `gpu-a:8`, or in a host "
+        "file `gpu-a slots=8`",
         fix="correct the line" if in_file else "`--hosts gpu-a,gpu-b`",
         where=place,
         code="hostfile-malformed" if in_file else "host-name-malformed",

@@ -9,13 +9,16 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
+from ddplaunch.hosts.json_lines import OF_SSH
+from ddplaunch.values.codec import from_toml
 from ddplaunch.values.finding import Finding, error
 from ddplaunch.values.variable_names import own_command
-from ddplaunch.values.words import signal_name
+from ddplaunch.values.words import listed, signal_name
 
 CONNECT_S = 10
 _ALIVE_S = 15  # ssh sends a keep-alive message after this much silence
@@ -41,7 +44,8 @@ def command(host: str, python: str, host_timeout_s: float = 60.0) -> list[str]:
         words.remove("-P")
     patience = f"ServerAliveCountMax={math.ceil(host_timeout_s / _ALIVE_S)}"
     options = [word for option in (*_OPTIONS, patience) for word in ("-o", option)]
-    return ["ssh", "-T", *options, "--", host, f"exec env PYTHONSAFEPATH=1 {shlex.join(words)}"]
+    # a host's PATH and PYTHONHOME may be wrong for this interpreter
+    return ["ssh", "-T", *options, "--", host, f"exec /usr/bin/env -u PYTHONHOME PYTHONSAFEPATH=1 {shlex.join(words)}"]
 
 
 def environment() -> dict[str, str]:
@@ -53,34 +57,17 @@ def environment() -> dict[str, str]:
     return {**os.environ, "SSH_ASKPASS_REQUIRE": "never", "SSH_ASKPASS": "false"}
 
 
-def configured_hosts(file: Path) -> list[str]:
-    """Return the host names in this ssh_config, without patterns; none where it cannot be read."""
-    lines = _HOST_LINE.findall(file.read_text(errors="replace")) if os.access(file, os.R_OK) else []
-    return list(dict.fromkeys(name for line in lines for name in line.split() if not set(name) & set("*?!")))
-
-
-_HOST_LINE = re.compile(r"^[ \t]*host[ \t=]+(.+)", re.IGNORECASE | re.MULTILINE)
 _ANYTHING = re.compile(r"\S")
-_NO_NAME = re.compile(r"Could not resolve hostname|Name or service not known|nodename nor servname", re.IGNORECASE)
-_CHANGED = re.compile(r"REMOTE HOST IDENTIFICATION HAS CHANGED|Host key for .* has changed")
-_UNKNOWN_KEY = re.compile(r"Host key verification failed|No \S+ host key is known")
-_DENIED = re.compile(
-    r"Permission denied|Too many authentication failures|no more authentication methods", re.IGNORECASE
-)
-_CLOSED = re.compile(
-    r"Connection refused|timed out|No route to host|Network is unreachable|Connection closed|Connection reset"
-    r"|banner exchange|kex_exchange_identification|Broken pipe|UNKNOWN port",
-    re.IGNORECASE,
-)
 _DROPPED = re.compile(r"(?:kex|ssh)_exchange_identification|Connection (?:closed|reset) by UNKNOWN port")
 _REFUSED_BEHIND = re.compile(
     r"open failed|stdio forwarding failed|Could not resolve|timed out|Connection refused|Permission denied|verification"
 )
 _ENDS = re.compile(
-    r"^(?:client_loop|ssh|packet_write_\w+|Write failed|Received disconnect|Disconnected|Timeout, server"
-    r"|(?:Shared )?[Cc]onnection (?:to|closed|reset|refused|timed out))\b"
+    r"^(?:ddplaunch there heard|client_loop|ssh|packet_write_\w+|Write failed|Received disconnect|Disconnected"
+    r"|Timeout, server|(?:Shared )?[Cc]onnection (?:to|closed|reset|refused|timed out))\b"
 )
 _REMOVAL = re.compile(r"^[^\S\n]*(ssh-keygen -f .+ -R .+?)\s*$", re.MULTILINE)
+_OPEN_KEY = re.compile(r"Permissions [0-7]+ for '(.+)' are too open")
 _NO_PYTHON = re.compile(r"(?:No such file or directory|not found|Permission denied|Unknown command)")
 _NO_MODULE = re.compile(
     r"No module named '?(ddplaunch[\w.]*|psutil|torch)'?|ModuleNotFoundError: No module named '(\w+)'"
@@ -92,101 +79,52 @@ def was_dropped(status: int | None, stderr_text: str) -> bool:
     return status == 255 and _DROPPED.search(stderr_text) is not None and _REFUSED_BEHIND.search(stderr_text) is None
 
 
-def failure(host: str, python: str, status: int | None, stderr_text: str, tries: int = 1) -> Finding:
-    """Return the finding for a session on ``host`` that ended, or did not begin (``status`` None).
+def failure(
+    host: str, python: str, status: int | None, stderr_text: str, tries: int = 1, limit_s: float = 0.0
+) -> Finding:
+    """Return the finding for a session on ``host`` that ended, or did not begin within ``limit_s`` (``status`` None).
 
     ``stderr_text`` is the session's stderr, ``tries`` the number of attempts.
     """
-    login = shlex.join(["ssh", host])
-    last, denied = _last_line(stderr_text), _last_line(stderr_text, _DENIED).rstrip(".")
-    removal, module = _REMOVAL.search(stderr_text), _NO_MODULE.search(stderr_text)
-    forget = removal[1] if removal else f"ssh-keygen -R {shlex.quote(host.rpartition('@')[2])}"
+    last, quoted = _last_line(stderr_text), shlex.quote(host)
+    removal, module, key = (pattern.search(stderr_text) for pattern in (_REMOVAL, _NO_MODULE, _OPEN_KEY))
     missing = (module[1] or module[2]).partition(".")[0] if module else ""
-    install = _installing(host, python, missing) if missing else ""
-    no_python = status in (126, 127) or (status != 255 and python in stderr_text and _NO_PYTHON.search(stderr_text))
-    cases = (
-        (
-            missing,
-            "host-without-ddplaunch",
-            f"`{python}` has no module `{missing}`",
-            "every host runs its part of the launch with the same ddplaunch, in the environment that trains",
-            f"`{install}`, or name the interpreter that has it by `--python PATH`",
-        ),
-        (
-            no_python,
-            "host-without-python",
-            f"there is no interpreter `{python}`",
-            "every host uses the interpreter of this launch unless another one is named",
-            "`--python PATH` with one that all hosts have",
-        ),
-        (
-            tries > 1 and was_dropped(255, stderr_text),
-            "host-connections-dropped",
-            f"{tries} connections to {host} were closed before ssh began",
-            "its sshd, or that of its jump host, takes few logins at once (`MaxStartups`), or something on the way "
-            "counts connections",
-            "`MaxStartups 200` in `/etc/ssh/sshd_config` there, and `systemctl reload ssh`; where all go through one "
-            "jump host, `ControlMaster auto` and `ControlPersist 1m` for it in `~/.ssh/config`",
-        ),
-        (
-            _CHANGED.search(stderr_text),
-            "host-key-changed",
-            f"the host key of {host} is not the one that is known",
-            "the host was reinstalled, or another machine answers in its place; ssh refuses to connect",
-            f"ask its administrator for the fingerprint; if it is right, `{forget}` and `{login}` once",
-        ),
-        (
-            _UNKNOWN_KEY.search(stderr_text),
-            "host-key-unknown",
-            f"the host key of {host} is not known",
-            "ssh would ask whether to trust it, and nobody is there to answer",
-            f"`{login}` once, and compare the fingerprint that it shows",
-        ),
-        (
-            _NO_NAME.search(stderr_text),
-            "host-name-unresolvable",
-            f"the name {host} cannot be resolved",
-            last,
-            "correct the name, or give it a `HostName` in `~/.ssh/config`",
-        ),
-        (
-            denied,
-            "host-login-denied",
-            f"{host} does not let this user in",
-            f"{denied}; passwords are not asked for, since nobody may be there to type them",
-            f"`ssh-copy-id {shlex.quote(host)}`, or `ssh-add` for a key with a passphrase; then `{login} true` works",
-        ),
-        (
-            _CLOSED.search(stderr_text),
-            "host-unreachable",
-            f"{host} cannot be reached",
-            last,
-            f"`{login} true` has to work first",
-        ),
-        (
-            status is None,
-            "host-unreachable",
-            f"{host} did not answer in time",
-            last or "its login, its shell's start-up files or its file system hang",
-            f"`{login} true` has to be quick and silent; `--join-timeout` for more time",
-        ),
-        (
-            status == 255 and not last,  # ssh's own status; it prints nothing when its server stops answering
-            "host-unreachable",
-            f"the connection to {host} broke off",
-            "ssh gave no reason, as when the host or the network goes away in the middle",
-            f"`{login} true` has to work first",
-        ),
-        (
-            True,
-            "host-session-failed",
-            f"the session on {host} ended with status {status}" + (f": {last}" if last else ""),
-            "ddplaunch could not start there",
-            f"`{login} true` has to work first",
-        ),
-    )
-    code, what, why, fix = next(words for applies, *words in cases if applies)
-    return error(code, what, why=why, fix=fix, where=host)
+    applies = {
+        "": True,
+        "module missing": bool(missing),
+        "no interpreter": status in (126, 127)
+        or (status != OF_SSH and python in stderr_text and _NO_PYTHON.search(stderr_text) is not None),
+        "dropped": tries > 1 and was_dropped(OF_SSH, stderr_text),
+        "silent": status is None,
+        "broke off": status == OF_SSH and not last,  # ssh prints nothing when its server stops answering
+        "left well": status == 0,
+    }
+    words = {
+        "host": quoted,
+        "python": python,
+        "module": missing,
+        "install": _installing(host, python, missing) if missing else "",
+        "tries": str(tries),
+        "forget": removal[1] if removal else f"ssh-keygen -R {shlex.quote(host.rpartition('@')[2])}",
+        "key": shlex.quote(key[1]) if key else "",
+        "last": last,
+        "last_said": f": {last}" if last else "",
+        "last_or_hangs": last or "its login, its shell's start-up files or its file system hang",
+        "limit": f"{limit_s:.0f}",
+        "status": str(status),
+    }
+    for end in _ends():
+        line = _last_line(stderr_text, re.compile(end.get("pattern", ""), re.IGNORECASE)).rstrip(".")
+        if applies[end.get("when", "")] and (line or "pattern" not in end):
+            what, why, fix = (end[part].format_map({**words, "line": line}) for part in ("what", "why", "fix"))
+            return error(end["code"], what, why=why, fix=fix, where=host)
+    raise AssertionError("the last row applies to every end")
+
+
+@cache
+def _ends() -> list[dict[str, str]]:
+    ends: list[dict[str, str]] = from_toml(Path(__file__).with_name("ssh_ends.toml").read_text())["ends"]
+    return ends
 
 
 def _installing(host: str, python: str, module: str) -> str:
@@ -210,23 +148,29 @@ def _installing(host: str, python: str, module: str) -> str:
     return f"tar -cz --exclude __pycache__ {packed} | {ssh} {shlex.quote(f'tar -xzC $({place})')}"
 
 
-def alike(missing: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return the findings; hosts that lack the same module get one fix, a loop over all of them."""
-    lacking: dict[str, list[str]] = {}
-    for finding in missing:
-        if finding.code == "host-without-ddplaunch":
-            lacking.setdefault(finding.what, []).append(finding.where[0])
+def alike(problems: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return one finding for all hosts that have the same problem; what is typed is then a loop over these hosts."""
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in problems:
+        host = shlex.quote(finding.where[0])
+        key = (finding.code, finding.what.removeprefix(host), _for_each(finding.fix or "", host, "$host"))
+        groups.setdefault(key, []).append(finding)
+    return tuple(group[0] if len(group) == 1 else _of_all(group, *key[1:]) for key, group in groups.items())
 
-    def one(finding: Finding) -> Finding:
-        hosts = lacking.get(finding.what, [])
-        if finding.fix is None or finding.where[0] not in hosts or len(hosts) < 2:
-            return finding
-        _, typed, rest = finding.fix.split("`", 2)
-        typed = typed.replace(f"ssh {shlex.quote(finding.where[0])} ", "ssh $host ")
-        loop = f"for host in {shlex.join(hosts)}; do {typed}; done"
-        return replace(finding, fix=f"`{loop}`{rest}")
 
-    return tuple(one(finding) for finding in missing)
+def _of_all(group: Sequence[Finding], what: str, fix: str) -> Finding:
+    hosts = [finding.where[0] for finding in group]
+    if what != group[0].what:
+        what = listed(hosts, 8, " and ") + what
+    loop = f"for host in {shlex.join(hosts)}; do {{}}; done"
+    fix = "`".join(loop.format(part) if "$host" in part else part for part in fix.split("`"))
+    return replace(group[0], what=what, fix=fix, where=tuple(hosts))
+
+
+def _for_each(fix: str, host: str, variable: str) -> str:
+    """Return ``fix`` with ``variable`` in the place of ``host`` where a command in backticks has it as a word."""
+    word = re.compile(rf"(?<= ){re.escape(host)}(?![^ ])")
+    return "`".join(word.sub(variable, part) if odd % 2 else part for odd, part in enumerate(fix.split("`")))
 
 
 def ssh_missing() -> Finding:

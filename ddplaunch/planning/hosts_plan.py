@@ -30,8 +30,7 @@ class HostReport:
     """What one host reported about itself. ``name`` is its name as given to ssh. Its clock is ``clock_ahead_s`` ahead
     of this host's, give or take ``clock_unsure_s``. ``script`` is the script's digest, "missing", or None if it was not
     looked for. ``sources`` are the files that the script imports from its own tree, each with a digest or "missing";
-    ``sources_here`` are the same on the launcher's host. ``tree`` is the directory's `git describe` and, if there are
-    uncommitted changes, a digest of them.
+    ``sources_here`` are the same on the launcher's host.
     """
 
     name: str
@@ -47,7 +46,6 @@ class HostReport:
     clock_unsure_s: float = 0.0
     sources: tuple[tuple[str, str], ...] = ()
     sources_here: tuple[tuple[str, str], ...] = ()
-    tree: str | None = None
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ OTHER_GPUS = replace(NVML, gpus=tuple(replace(gpu, name="NVIDIA T4") for gpu in 
 
 
 def host(name: str, facts: dict[str, Any] | None = None, **more: Any) -> HostReport:
-    given = {"script_name": "train.py", "script": "a" * 64, "machine": name, "cwd": "/work", "tree": "v1", **more}
+    given = {"script_name": "train.py", "script": "a" * 64, "machine": name, "cwd": "/work", **more}
     given = {"sources": (("net/model.py", "a"),), **given}
     known = {"packages": PackageFacts({"numpy": "2.0.0", "torch": "2.13.0", "pip": "24.0"}), **(facts or {})}
     return HostReport(name, healthy_facts(**known), __version__, **given)
@@ -55,7 +55,6 @@ FIRES: dict[str, tuple[HostReport, str]] = {
         "numpy is 1.26.4 on gpu-c, 2.0.0 on the others",
     ),
     "hosts-differ-sources": (host("gpu-c", sources=(("net/model.py", "b"),)), "`net/model.py` on gpu-c"),
-    "hosts-differ-commit": (host("gpu-c", tree="v1-dirty"), "the work tree differs: v1 on 2 hosts, v1-dirty on gpu-c"),
     "clock-skew": (host("gpu-c", clock_ahead_s=61.0, clock_unsure_s=0.1), "gpu-c is 61.0 s ahead"),
 }
 

@@ -16,6 +16,7 @@ from ddplaunch.checks.check import Check
 from ddplaunch.cli.main import main
 from ddplaunch.comm.checks import CHECKS as MEASURED
 from ddplaunch.explain.signatures import all_signatures
+from ddplaunch.values.codec import from_toml
 from ddplaunch.watch import stragglers
 from tests.conftest import Golden
 from tests.source import PACKAGE, nodes
@@ -24,15 +25,16 @@ _CODE = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)+")
 _CALLS = ("error", "warning", "Finding", "Diagnosis")
 
 
+SSH_ENDS = PACKAGE / "hosts" / "ssh_ends.toml"
+
+
 def said(path: Path) -> Iterator[str]:
-    """Yield the codes that a file gives to findings and diagnoses, those in tables of tuples too."""
+    """Yield the codes that a file gives to findings and diagnoses."""
     for node in nodes()[path]:
         places: list[ast.expr] = []
         if isinstance(node, ast.Call):
             name = getattr(node.func, "id", getattr(node.func, "attr", ""))
             places = [*(node.args[:1] if name in _CALLS else ()), *(k.value for k in node.keywords if k.arg == "code")]
-        elif isinstance(node, ast.Tuple) and path.name == "ssh.py":
-            places = node.elts[1:2]
         for place in places:
             for inner in ast.walk(place):
                 if isinstance(inner, ast.Constant) and isinstance(inner.value, str) and _CODE.fullmatch(inner.value):
@@ -42,7 +44,8 @@ def said(path: Path) -> Iterator[str]:
 @cache
 def every_code() -> dict[str, Path]:
     """Return each code in the source with a file that says it."""
-    return {code: path for path in nodes() for code in said(path)}
+    in_data = {end["code"]: SSH_ENDS for end in from_toml(SSH_ENDS.read_text())["ends"]}
+    return {code: path for path in nodes() for code in said(path)} | in_data
 
 
 KNOWN = {each.code for each in (*ALL, *across(), *MEASURED, *stragglers.CHECKS, *codes.REFUSALS)}
@@ -64,7 +67,7 @@ def test_every_code_in_the_source_has_words() -> None:
 
 
 def test_no_words_are_left_over() -> None:
-    text = "".join(path.read_text() for path in nodes())
+    text = "".join(path.read_text() for path in (*nodes(), SSH_ENDS))
     assert [each.code for each in codes.REFUSALS if f'"{each.code}"' not in text] == []
     checks = {each.code for each in (*ALL, *across(), *MEASURED, *stragglers.CHECKS)}
     assert [each.code for each in codes.REFUSALS if each.code in checks] == []

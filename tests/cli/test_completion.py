@@ -75,14 +75,6 @@ def test_long_help_of_an_option_is_one_line(folder: Path) -> None:
     assert first_words(done.stdout.decode()) == ["--batch-size", "--batch-option"] and not done.stderr
 
 
-def test_hosts_are_those_of_ssh(offered: Offers, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / ".ssh").mkdir()
-    (folder / ".ssh" / "config").write_text("Host gpu-a gpu-b\n  User ada\nHost *.internal !no\nhost=login\n")
-    monkeypatch.setenv("HOME", str(folder))
-    assert offered("ddplaunch run --hosts ") == ["gpu-a", "gpu-b", "login"]
-    assert offered("ddplaunch run --hosts gpu-a,gpu") == ["gpu-a,gpu-b"]
-
-
 def test_runs_are_those_of_the_directory(offered: Offers, folder: Path) -> None:
     own = f"{os.getpid()}-{time.monotonic_ns()}"  # live runs of the whole machine are offered, those of other tests too
     trial = {"schema": 1, "environment": {"DDPLAUNCH_TRIAL": f"fit-{own}/2"}}

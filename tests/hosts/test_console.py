@@ -10,7 +10,7 @@ import tty
 import pytest
 
 from ddplaunch.cli.hosts.hosts_console import HostsConsole
-from ddplaunch.cli.hosts.plan_hosts import AskedHosts, asked_for, by_host, once
+from ddplaunch.cli.hosts.plan_hosts import AskedHosts, asked_for, once
 from ddplaunch.values.finding import Finding, UsageError, error
 from tests.agent.guarded import read_for
 
@@ -101,8 +101,6 @@ def finding(what: str, *where: str) -> Finding:
 def test_findings_are_said_once_with_their_hosts() -> None:
     found = [("a", finding("x", "t.py")), ("b", finding("x", "t.py")), ("b", finding("y")), (None, finding("z", "c"))]
     assert [(each.what, each.where) for each in once(found, 2)] == [("x", ("t.py",)), ("y", ("b",)), ("z", ("c",))]
-    missing = by_host([finding("gone", "a"), finding("gone", "b")])
-    assert [each.where for each in once(missing, 2)] == [("a", "b")]
 
 
 def test_flags() -> None:

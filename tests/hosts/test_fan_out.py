@@ -6,7 +6,6 @@ import resource
 import shlex
 import sys
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ def test_a_host_that_drops_every_connection_is_a_finding(
     gathered = ask_all(links, ["gpu-x"], lambda name: links.open(name, command(name)), question)
     (finding,) = gathered.missing
     assert (finding.code, finding.where) == ("host-connections-dropped", ("gpu-x",))
-    assert finding.what == f"{TRIES} connections to gpu-x were closed before ssh began"
+    assert finding.what == f"gpu-x closed {TRIES} connections before ssh began"
 
 
 def test_dead_hosts_cost_the_others_nothing(links: Links, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,8 +69,8 @@ def test_dead_hosts_cost_the_others_nothing(links: Links, tmp_path: Path, monkey
     command, settled = answering(tmp_path, 0), []
 
     class Watched(FanOut):
-        async def _reach(self, index: int, name: str) -> Link:
-            link = await super()._reach(index, name)
+        async def _reach(self, name: str) -> Link:
+            link = await super()._reach(name)
             settled.append(name)
             return link
 
@@ -129,22 +128,16 @@ def test_window_halves_once_for_a_burst_and_grows_again(links: Links, tmp_path: 
 
 
 def test_hosts_do_not_come_back_together() -> None:
-    assert len({round(delay_s(1, index), 3) for index in range(64)}) == 64
-    assert all(delay_s(tries, 0) <= 2.0 for tries in range(1, TRIES))
-    assert all(early < 2 * late for early, late in pairwise(delay_s(tries, 5) for tries in range(1, TRIES)))
+    assert len({delay_s(1) for _ in range(64)}) == 64
+    assert all(0.125 <= delay_s(1) <= 0.25 and 1.0 <= delay_s(tries) <= 2.0 for tries in range(4, TRIES))
 
 
 def test_files_of_many_hosts() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-        allow_many(4)
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 256
-        allow_many(100)
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 300
-        if hard != resource.RLIM_INFINITY:
-            allow_many(hard)  # ``FanOut`` refuses where that is not enough
-            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+        allow_many()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

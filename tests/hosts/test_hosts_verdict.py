@@ -126,13 +126,6 @@ def test_all_hosts_lost_at_once_are_not_blamed(tmp_path: Path) -> None:
     assert found is not None and (found.code, found.host) == ("host-lost", "a")
 
 
-def test_launcher_that_slept_blames_itself(tmp_path: Path) -> None:
-    ends = [HostEnd(0, "a", None, lost="Broken pipe", heard_s=T, still_s=75.4), HostEnd(1, "b", 0)]
-    found = verdict(tmp_path, ends, {}).diagnosis
-    assert found is not None and found.code == "launcher-stood-still"
-    assert found.what == "this launcher stood still for 1 min 15 s, and the run ended meanwhile"
-
-
 def test_a_failure_before_a_host_was_lost_counts(tmp_path: Path) -> None:
     outcomes = {0: outcome(0, "failed", rank(0, T + 5, 3))}
     lost = HostEnd(1, "b", None, lost="its ssh session ended", heard_s=T + 10)

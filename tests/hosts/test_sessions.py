@@ -22,7 +22,7 @@ from ddplaunch.hosts.json_lines import GREETING, LineReader, json_line, message_
 from ddplaunch.hosts.session.answers import Question, reached
 from ddplaunch.hosts.session.collect import ask_all, clock_of, meet
 from ddplaunch.hosts.session.links import Link, Links
-from ddplaunch.hosts.ssh import command, failure
+from ddplaunch.hosts.ssh import alike, command, failure
 from ddplaunch.machine.facts import ProbeRequest
 from ddplaunch.planning.hosts_plan import Meeting
 from ddplaunch.records.hosts_record import Pieces
@@ -89,7 +89,7 @@ def test_text_that_is_not_utf8_crosses() -> None:
 def test_nothing_of_the_launch_is_on_the_ssh_command_line() -> None:
     words = command("gpu-a", "/opt/my env/bin/python")
     assert words[-3:-1] == ["--", "gpu-a"]
-    begins = "exec env PYTHONSAFEPATH=1 '/opt/my env/bin/python' "
+    begins = "exec /usr/bin/env -u PYTHONHOME PYTHONSAFEPATH=1 '/opt/my env/bin/python' "
     how = words[-1].removeprefix(begins)
     assert words[-1] != how
     if sys.version_info >= (3, 11):
@@ -118,12 +118,35 @@ def test_nothing_of_the_launch_is_on_the_ssh_command_line() -> None:
             "(ModuleNotFoundError: No module named 'ddplaunch')", "host-without-ddplaunch"),
         (1, "ModuleNotFoundError: No module named 'psutil'", "host-without-ddplaunch"),
         (3, "something else", "host-session-failed"),
+        (0, "Welcome", "host-session-failed"),
     ],
 )  # fmt: skip
 def test_failures_of_ssh(status: int | None, said: str, code: str) -> None:
     found = failure("gpu-x", "/opt/python", status, said)
     assert (found.code, found.where) == (code, ("gpu-x",))
-    assert ("hang" in found.why) == (status is None)
+    assert ("hang" in found.why) == (status is None) and ("`exit`" in found.why) == (status == 0)
+
+
+def test_a_key_that_others_can_read_gets_what_helps() -> None:
+    said = (
+        "@@@@@\n@         WARNING: UNPROTECTED PRIVATE KEY FILE!          @\n@@@@@\n"
+        "Permissions 0644 for '/home/ada/my key' are too open.\nThis private key will be ignored.\n"
+        "ada@gpu-x: Permission denied (publickey)."
+    )
+    found = failure("gpu-x", "python", 255, said)
+    assert found.what == "gpu-x refused this user: ssh ignores the key"
+    assert found.fix == "`chmod 600 '/home/ada/my key'`"
+
+
+def test_one_problem_of_several_hosts_is_one_finding() -> None:
+    problems = {"a": "a: Permission denied", "gpu-b": "Permission denied", "c": "Connection refused", "d e": "refused"}
+    found = alike(failure(host, "python", 255, said) for host, said in problems.items())
+    assert [each.where for each in found] == [("a", "gpu-b"), ("c",), ("d e",)]
+    assert found[0].what == "a and gpu-b refused this user"
+    assert found[0].fix == (
+        "`for host in a gpu-b; do ssh-copy-id $host; done`, or `ssh-add` for a key with a passphrase; then "
+        "`for host in a gpu-b; do ssh $host true; done` works"
+    )
 
 
 def start(links: Links) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.hosts.slurm.job_reasons import diagnosis, why_ended
-from ddplaunch.hosts.slurm.programs import JobState, epoch_s, parse_job, with_end_of_job
+from ddplaunch.hosts.slurm.programs import JobState, epoch_s, parse_job
 
 ENDING = """\
 JobId=25 JobName=wrap
@@ -73,15 +73,6 @@ def test_a_job_of_an_array_asks_after_itself_and_outside_of_slurm_nobody_is_aske
     assert found is not None and found.what == "job 25_3 reached its time limit"
     assert why_ended(environ | {"SLURM_JOB_ID": "25"}, 30, NOW_S) is None
     assert why_ended({**environ, "SLURM_JOB_ID": ""}, 30, NOW_S) is None
-
-
-def test_the_end_of_a_job_is_asked_for_once(tmp_path: Path) -> None:
-    (tmp_path / "squeue").write_text('#!/bin/bash\n[ "$*" = "-h -j 12 -o %e" ] && echo 2030-01-02T03:04:05\n')
-    (tmp_path / "squeue").chmod(0o755)
-    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    assert int(with_end_of_job({**environ, "SLURM_JOB_ID": "12"})["SLURM_JOB_END_TIME"]) > 1_890_000_000
-    for other in ({}, {"SLURM_JOB_ID": "12", "SLURM_PROCID": "1"}, {"SLURM_JOB_ID": "13"}):
-        assert "SLURM_JOB_END_TIME" not in with_end_of_job({**environ, **other})
 
 
 def test_times_of_slurms_programs() -> None:

@@ -6,13 +6,12 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ddplaunch.hosts.session import start_hosts
 from ddplaunch.hosts.session.links import Links
-from ddplaunch.hosts.session.start_hosts import HostEnd, LaunchOnHosts, Standstill
+from ddplaunch.hosts.session.start_hosts import HostEnd, LaunchOnHosts
 from tests.hosts.launching import SERVICE, stand_in
 
 
@@ -71,15 +70,3 @@ def test_what_is_waited_for_is_said_and_a_second_ctrl_c_ends_it(
     end, interrupted = launch.run()
     assert launch.said == "the ranks on host get 60 s to end; Ctrl-C again ends them at once"
     assert (end.status, interrupted) == (128 + signal.SIGKILL, signal.SIGINT)
-
-
-def test_standstill_is_noticed_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    now: dict[str, Any] = {"s": 100.0}
-    monkeypatch.setattr(start_hosts, "_awake_s", lambda: now["s"])
-    standstill = Standstill(55.0)
-    for moment_s, recent_s in ((100.2, 0.0), (150.0, 0.0), (225.0, 75.0), (245.0, 75.0), (345.0, 100.0)):
-        now["s"] = moment_s
-        standstill.look()
-        assert standstill.recent_s() == pytest.approx(recent_s)
-    now["s"] += 60.1
-    assert standstill.recent_s() == 0.0

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.hosts.slurm.job_reasons import ENDS, diagnosis, never, waits_for
-from ddplaunch.hosts.slurm.programs import JobState, parse_job, parse_sacct
+from ddplaunch.hosts.slurm.job_reasons import diagnosis, never, waits_for
+from ddplaunch.hosts.slurm.programs import JobState, parse_job, parse_sacct, words
 from ddplaunch.ui.explain_view import as_finding
 from ddplaunch.ui.speech import finding_text
 from ddplaunch.ui.submit_view import state_text
@@ -74,7 +74,7 @@ def test_what_a_job_waits_for(reason: str, why: str) -> None:
 
 
 def test_every_end_and_every_wait_reads_well(golden: Golden) -> None:
-    found = [diagnosis("12", JobState(state)) for state in (*ENDS, "FAILED")]
+    found = [diagnosis("12", JobState(state)) for state in (*words()["ends"], "FAILED")]
     assert found[-1] is None, "Slurm had no part in it"
     waits = ("Resources", "Priority", "Dependency", "BeginTime", "JobHeldUser", "AssocGrpGRES", "PartitionConfig")
     shown = [finding_text(as_finding(each, None), Terminal(80)) for each in found if each is not None]

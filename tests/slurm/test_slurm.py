@@ -100,9 +100,7 @@ def test_a_job_from_a_hostile_directory_trains(cluster: Cluster, tmp_path: Path)
     said = ranks(log)
     assert [line.rsplit(" ", 1)[0] for line in (line.partition(" [")[0] for line in said)] == expected
     assert all(line.endswith(repr(arguments)) for line in said), said
-    left = r"[0-9]+ (s|min)( [0-9]+ s)? left"
-    note = rf"Slurm job 1\.0: node 0 of 2 nodes \(vn\[1-2\]\), 1 GPU on this node, 4 CPUs a task, {left}"
-    assert re.search(note, " ".join(log.split())), log
+    assert "Slurm job 1.0: node 0 of 2 nodes (vn[1-2]), 1 GPU on this node, 4 CPUs a task" in " ".join(log.split()), log
     assert "submitted job 1: train.py on 2 nodes with 1 GPU each" in done.stderr
     shown = cluster.run(["scontrol", "show", "job", "1"], place).stdout
     assert 'Comment=it"s 5% \\ #1' in shown

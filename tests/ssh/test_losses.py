@@ -52,7 +52,8 @@ def test_a_launcher_that_sleeps(tmp_path: Path) -> None:
             for pid in (launcher, run.process.pid):  # nsenter stops itself with its child
                 os.kill(pid, signal.SIGCONT)
         assert run.ended(60) == 1, run.said
-        assert run.outcome["diagnosis"]["code"] == "launcher-stood-still", run.said
+        assert run.outcome["diagnosis"]["code"] == "host-lost", run.said
+        assert f"{left.name} was lost: ddplaunch there heard nothing of the launcher for 60 s" in run.flat
 
 
 #: Counts steps and sums with the other ranks ten times a second until it may end.

@@ -183,7 +183,7 @@ def test_jump_hosts_and_questions(debian: Lab) -> None:
         said = said_of(debian, "--hosts", "behind,same", status=4)
         assert "error[same-host-twice]: behind and same are the same machine" in said
         said = said_of(debian, "--hosts", "alpha0,locked", "--join-timeout", "30", status=4, **env)
-    assert "error[host-login-denied]: locked does not let this user in" in said
+    assert "error[host-login-denied]: locked refused this user" in said
     assert f"root@{first.name}: Permission denied" in said
     assert not asked.exists()
 

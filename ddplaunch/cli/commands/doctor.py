@@ -16,7 +16,7 @@ from ddplaunch.checks.all_checks import ALL, across, run_across
 from ddplaunch.checks.check import CheckOutcome
 from ddplaunch.cli.child_run import end_run, start_run, told_so_far
 from ddplaunch.cli.configuration import with_configuration
-from ddplaunch.cli.hosts.plan_hosts import AskedHosts, LaunchedHosts, asked_for, by_host, hosts_of, once
+from ddplaunch.cli.hosts.plan_hosts import AskedHosts, LaunchedHosts, asked_for, hosts_of, once
 from ddplaunch.cli.parsing.command import HOSTS, OUTPUT, Command
 from ddplaunch.cli.parsing.typed_words import TypedLaunch, words_of
 from ddplaunch.cli.prepare import check, ignored, prepare, probe_request
@@ -27,6 +27,7 @@ from ddplaunch.comm.checks import run_measured
 from ddplaunch.comm.results import Comm, comm_results
 from ddplaunch.comm.view import comm_json, comm_text
 from ddplaunch.hosts.session.links import Links, allow_many
+from ddplaunch.hosts.ssh import alike
 from ddplaunch.machine.facts import Facts, TorchImport
 from ddplaunch.machine.gather import gather
 from ddplaunch.planning.flag import Flag
@@ -120,9 +121,9 @@ def _doctor_hosts(
     """
     target = parse_target(script) if script is not None else None
     hosts = hosts_of(asked_hosts)
-    allow_many(len(hosts))
+    allow_many()
     if target is None and asked_hosts.chdir is None:
-        asked_hosts = replace(asked_hosts, chdir="/")  # without a launch no directory is needed
+        asked_hosts = replace(asked_hosts, chdir=".")  # without a launch, where ssh begins
     measured = None
     with Links() as links:
         launched = LaunchedHosts(links, hosts, asked_hosts, options, target)
@@ -134,7 +135,7 @@ def _doctor_hosts(
     if test is not None and reports and (len(reports) == 1 or isinstance(meeting, Meeting)):
         measured = test([report.facts for report in reports], [finding.where[0] for finding in gathered.missing])
         of_all += run_measured(measured, ignored(options))
-    named_findings = by_host(gathered.missing)
+    named_findings: list[tuple[str | None, Finding]] = [(None, finding) for finding in alike(gathered.missing)]
     named_findings += [(None, finding) for outcome in of_all for finding in outcome.findings]
     for report, outcomes in zip(reports, outcomes_of_hosts, strict=True):
         named_findings += [(report.name, finding) for outcome in outcomes for finding in outcome.findings]

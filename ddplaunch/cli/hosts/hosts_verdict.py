@@ -27,7 +27,7 @@ from ddplaunch.records.run_states import summary
 from ddplaunch.ui.outcome_view import told_in_log
 from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.words import duration_text, host_name, listed, signal_name
+from ddplaunch.values.words import host_name, listed, signal_name
 
 _TOGETHER_S = 5.0
 _AWAKE = (
@@ -38,24 +38,14 @@ _AWAKE = (
 
 def lost(end: HostEnd, ends: Sequence[HostEnd]) -> Diagnosis:
     """Return the diagnosis for ``end``, the first lost host. If all were lost at once, this machine is the suspect."""
-    if end.still_s:
-        return Diagnosis(
-            "launcher-stood-still",
-            "observed",
-            f"this launcher stood still for {duration_text(end.still_s)}, and the run ended meanwhile",
-            "a machine that sleeps, or a process that is stopped, sends nothing; hosts that hear nothing of their "
-            "launcher for `--host-timeout` end what it started there",
-            _AWAKE,
-            host=socket.gethostname(),
-        )
     heard_s = [host_end.heard_s for host_end in ends if host_end.lost is not None]
     if len(heard_s) == len(ends) > 1 and max(heard_s) - min(heard_s) < _TOGETHER_S:
         return Diagnosis(
             "launcher-cut-off",
             "likely",
             f"all {len(ends)} hosts were lost at once; of {end.name}: {end.lost}",
-            "so many do not go at once, but this machine's own network may; what runs on the hosts ends itself when "
-            "it hears nothing of the launcher",
+            "so many do not go at once, but this machine's own network may, and it may have slept; what runs on the "
+            "hosts ends itself when it hears nothing of the launcher",
             (f"`ssh {end.name} uptime` says whether they can be reached again", *_AWAKE),
             host=socket.gethostname(),
         )
@@ -68,6 +58,7 @@ def lost(end: HostEnd, ends: Sequence[HostEnd]) -> Diagnosis:
         (
             f"`ssh {end.name} uptime` says whether it is back, `ddplaunch doctor --hosts {end.name}` what is wrong",
             f"start again without it: `--exclude {end.name}`",
+            *(_AWAKE if "of the launcher" in end.lost else ()),
         ),
         host=end.name,
     )

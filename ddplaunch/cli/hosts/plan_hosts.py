@@ -26,7 +26,7 @@ from ddplaunch.hosts.hostlist import Host, chosen, from_file, from_words
 from ddplaunch.hosts.session.answers import Question, digest_of_file
 from ddplaunch.hosts.session.collect import Gathered, ask_all, meet
 from ddplaunch.hosts.session.links import Link, Links
-from ddplaunch.hosts.ssh import alike, command, ssh_missing
+from ddplaunch.hosts.ssh import command, ssh_missing
 from ddplaunch.planning.hosts_plan import HostReport, Meeting, forwarded, part
 from ddplaunch.planning.launch import Launch, Target
 from ddplaunch.planning.options import Options
@@ -231,8 +231,3 @@ def once(named_findings: Sequence[tuple[str | None, Finding]], hosts: int) -> tu
         else replace(finding, where=tuple(dict.fromkeys((*named, *finding.where))))
         for finding, named in groups.values()
     )
-
-
-def by_host(missing: Sequence[Finding]) -> list[tuple[str | None, Finding]]:
-    """Return the findings about hosts that did not answer, each paired with its host."""
-    return [(finding.where[0], replace(finding, where=())) for finding in alike(missing)]

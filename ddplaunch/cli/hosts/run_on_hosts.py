@@ -20,9 +20,7 @@ from ddplaunch.cli.hosts.plan_hosts import (
     HostPart,
     LaunchedHosts,
     Planned,
-    by_host,
     hosts_of,
-    once,
     refuse_own_place,
 )
 from ddplaunch.cli.parsing.typed_words import TypedLaunch
@@ -32,6 +30,7 @@ from ddplaunch.cli.target import parse_target, required
 from ddplaunch.cli.which_run import bring
 from ddplaunch.hosts.session.links import Links, allow_many
 from ddplaunch.hosts.session.start_hosts import HostEnd, LaunchOnHosts
+from ddplaunch.hosts.ssh import alike
 from ddplaunch.planning.hosts_plan import names_text, options_json, sized
 from ddplaunch.records.directory import path_text, runs_directory
 from ddplaunch.records.first_failure import steady_s
@@ -72,13 +71,13 @@ def run_on_hosts(
     hosts = hosts_of(asked_hosts)
     refuse_own_place(options)
     options = sized(options, [host.name for host in hosts], [host.slots for host in hosts])
-    allow_many(len(hosts))
+    allow_many()
     begun_s = steady_s()
     with Links() as links:
         launched = LaunchedHosts(links, hosts, asked_hosts, options, target)
         gathered = launched.facts()
         if gathered.missing:
-            raise RefusedError(*once(by_host(gathered.missing), len(hosts)))
+            raise RefusedError(*alike(gathered.missing))
         planned = launched.plan(gathered)
         if refusing := errors(planned.findings):
             tell_findings(planned.findings)

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from ddplaunch.cli.prepare import interpreter
 from ddplaunch.cli.streams import answer, say
-from ddplaunch.hosts.slurm.programs import with_end_of_job
 from ddplaunch.planning.flag import NodeRange
 from ddplaunch.planning.inside.slurm import Slurm, describe_slurm, read_slurm
 from ddplaunch.planning.job.sbatch import step_argv
@@ -61,7 +60,7 @@ def start_slurm_step(nodes: Resolved[NodeRange] | None, environ: Mapping[str, st
         )
     tasks = "one task on each node" if "--ntasks-per-node=1" in step else "the tasks that it asked for"
     say(f"ddplaunch: {describe_slurm(slurm)}; {tasks}, by `{shlex.join(step)}`")
-    os.execve(program, words, {JOIN_SECRET: os.urandom(16).hex(), **with_end_of_job(environ), _DEPTH: slurm.job})
+    os.execve(program, words, {JOIN_SECRET: os.urandom(16).hex(), **environ, _DEPTH: slurm.job})
 
 
 def _refuse_components(slurm: Slurm, environ: Mapping[str, str]) -> None:

@@ -70,7 +70,6 @@ HOSTS = (
         SEVERAL_HOSTS,
         "ssh host names, comma-separated: gpu-a,gpu-b. The first has rank 0.",
         "LIST",
-        offers="hosts",
     ),
     Flag(
         "hostfile",
@@ -85,7 +84,6 @@ HOSTS = (
         SEVERAL_HOSTS,
         "Leave out this host (repeatable).",
         "HOST",
-        offers="hosts",
     ),
     Flag("chdir", "text", SEVERAL_HOSTS, "Directory on every host [this one].", "DIR"),
     Flag("python", "text", SEVERAL_HOSTS, "Interpreter on every host [the path of this one].", "PATH"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 from ddplaunch.planning.flag import Flag
@@ -48,7 +47,7 @@ def offered(option: Flag) -> Callable[[str], list[tuple[str, str]]] | None:
         with suppress(Exception):  # such as a broken record or profile: a traceback would garble the prompt
             words = [Offered(word) for word in completed] if isinstance(completed, tuple) else _SOURCES[completed]()
             earlier, comma, _ = incomplete.rpartition(",")
-            if comma and completed in ("hosts", "checks"):
+            if comma and completed == "checks":
                 typed = earlier.split(",")
                 words = [Offered(f"{earlier},{word}", text) for word, text in words if word not in typed]
             return list({word: (word, text) for word, text in reversed(words) if _SAFE.match(word)}.values())[::-1]
@@ -61,12 +60,6 @@ def _profiles() -> list[Offered]:
     from ddplaunch.cli.configuration import profile_names
 
     return [Offered(name) for name in profile_names()]
-
-
-def _hosts() -> list[Offered]:
-    from ddplaunch.hosts.ssh import configured_hosts
-
-    return [Offered(name) for name in configured_hosts(Path.home() / ".ssh" / "config")]
 
 
 def _runs() -> list[Offered]:
@@ -93,7 +86,6 @@ def _checks() -> list[Offered]:
 
 _SOURCES: Mapping[str, Callable[[], list[Offered]]] = {
     "profiles": _profiles,
-    "hosts": _hosts,
     "runs": _runs,
     "live runs": _live_runs,
     "checks": _checks,

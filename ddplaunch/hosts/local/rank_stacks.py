@@ -23,7 +23,7 @@ from ddplaunch.explain.stacks.parse import (
     waits_for_program,
 )
 from ddplaunch.machine.files import read_bytes
-from ddplaunch.machine.processes.process_table import pids, read_stat
+from ddplaunch.machine.processes.process_table import ProcessStat, pids, read_stat
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
 
@@ -63,17 +63,21 @@ def with_workers(stacks: Sequence[RankStack]) -> tuple[RankStack, ...]:
     """Return ``stacks`` together with those of the DataLoader workers, or of the programs, that ranks wait for."""
     if not any(map(_waits_below, stacks)):
         return tuple(stacks)
-    children: dict[int, list[LiveRank]] = {}
-    for pid in pids():
-        if (stat := read_stat(pid)) and stat.alive:
-            children.setdefault(stat.parent, []).append(LiveRank(-1, pid, stat.start_ticks))
+    stats = _stats()
 
     def of(stack: RankStack) -> RankStack:
         if not _waits_below(stack):
             return stack
-        return replace(stack, workers=tuple(map(_stack, children.get(stack.pid, ())[:_WORKERS])))
+        children = [LiveRank(-1, stat.pid, stat.start_ticks) for stat in stats if stat.parent == stack.pid]
+        return replace(stack, workers=tuple(map(_stack, children[:_WORKERS])))
 
     return tuple(of(stack) for stack in stacks)
+
+
+def _stats() -> list[ProcessStat]:
+    """Return all live processes, the oldest first."""
+    stats = [stat for pid in pids() if (stat := read_stat(pid)) and stat.alive]
+    return sorted(stats, key=lambda stat: (stat.start_ticks, stat.pid))
 
 
 def _waits_below(stack: RankStack) -> bool:
@@ -94,8 +98,7 @@ def open_memory(pid: int) -> tuple[int, int] | None:
 
 
 def _in_session(pid: int) -> Iterator[int]:
-    stats = [stat for number in pids() if (stat := read_stat(number)) and stat.session == pid]
-    yield from (stat.pid for stat in sorted(stats, key=lambda stat: (stat.start_ticks, stat.pid)))
+    yield from (stat.pid for stat in _stats() if stat.session == pid)
 
 
 def _stack(rank: LiveRank) -> RankStack:
@@ -206,9 +209,8 @@ def _reads(pid: int) -> str:
 
 def _below(pid: int) -> tuple[int, ...]:
     """Return the descendants of ``pid``."""
-    stats = [stat for each in pids() if (stat := read_stat(each)) and stat.alive]
     family = {pid}
-    for stat in sorted(stats, key=lambda each: (each.start_ticks, each.pid)):
+    for stat in _stats():
         if stat.parent in family:
             family.add(stat.pid)
     return tuple(sorted(family - {pid}))

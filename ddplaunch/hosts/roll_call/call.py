@@ -33,7 +33,6 @@ from ddplaunch.values.resolved import Unavailable
 
 _TICK_S = 1.0
 _FIRST_LINE_S = 10.0
-_STRANGERS = 128  # most connections at once that have not yet sent a valid hello
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 Show = Callable[[Status], None]
 Compare = Callable[[Mapping[int, Hello], Mapping[int, tuple[float, float]]], tuple[Finding, ...]]
@@ -85,7 +84,7 @@ def hold(call: Call, me: Hello, rendezvous_id: str, compare: Compare, show: Show
     """
     with closing(asyncio.new_event_loop()) as loop:
         roll = _Roll(call, me, show)
-        loop.set_exception_handler(lambda loop, context: roll.make_room(0))  # no connection can be accepted
+        loop.set_exception_handler(lambda loop, context: None)  # no connection can be accepted until strangers are gone
         loop.run_until_complete(roll.open())
         try:
             verdict = loop.run_until_complete(roll.wait())
@@ -118,7 +117,7 @@ class _Roll:
     """The nodes that have joined so far, on node 0.
 
     Callers may be strangers: a port scanner, the torchrun of another job, a connection that stays silent. Each gets
-    limited time and one limited line, and only a limited number of strangers is connected at once.
+    limited time and one limited line.
     """
 
     def __init__(self, call: Call, me: Hello, show: Show) -> None:
@@ -180,7 +179,6 @@ class _Roll:
         caller, task = _Caller(writer), asyncio.current_task()
         assert task
         self._callers[caller] = task
-        self.make_room(_STRANGERS)
         try:
             with suppress(OSError, ValueError, asyncio.TimeoutError):  # ValueError: a line that is too long
                 keep_alive(writer.get_extra_info("socket"))
@@ -193,12 +191,6 @@ class _Roll:
             del self._callers[caller]
             self._left(caller)
             writer.close()
-
-    def make_room(self, most: int) -> None:
-        """Drop the stranger who has been silent longest if there are more than ``most``; a node tries again."""
-        strangers = [task for caller, task in self._callers.items() if caller.hello is None]
-        if len(strangers) > most:
-            strangers[0].cancel()
 
     def _take(self, caller: _Caller, line: bytes) -> None:
         """Let a node enter by its hello, or note why there can be no launch; a stranger's line changes nothing."""

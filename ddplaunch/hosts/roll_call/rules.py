@@ -87,7 +87,8 @@ def at_the_door(joined: Mapping[int, Hello], new: Hello) -> Finding | None:
             f"{new.name} and {first.name} start different launches: {'; '.join(differing)}",
             why="all nodes of a launch run the same command and differ in `--node-rank` alone; a node of an older "
             f"launch that still waits looks the same ({_process(new)})",
-            fix=_same_command(first, new),
+            fix="give the same command on all nodes, with a number of processes that each can run; "
+            f"`ps -o lstart,args {new.pid}` on {new.host} shows what waits there",
             where=(first.name, new.name),
         )
     joined_hello = joined.get(new.node_rank)
@@ -102,14 +103,6 @@ def at_the_door(joined: Mapping[int, Hello], new: Hello) -> Finding | None:
         f"{joined_hello.host}, or `kill {new.pid}` on {new.host}",
         where=(joined_hello.host, new.host),
     )
-
-
-def _same_command(first: Hello, new: Hello) -> str:
-    """Return the fix that makes them one launch. It suggests killing neither: which one is older is unknown here."""
-    differing = [flag for flag, word in new.launch.items() if word != first.launch.get(flag)]
-    if differing == ["NPROC"]:
-        return "the same command on all nodes, with a number of processes that each of them can run"
-    return f"give the same command on both; `ps -o lstart,args {new.pid}` on {new.host} shows what waits there"
 
 
 def _process(hello: Hello) -> str:

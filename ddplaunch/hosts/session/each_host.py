@@ -42,7 +42,7 @@ class EachHost:
         """Start the command on all at once. Raises RefusedError where this machine cannot open that many sessions."""
         from ddplaunch.hosts.session.links import Links, allow_many  # asyncio, which a run on this host does not need
 
-        allow_many(len(self._places))
+        allow_many()
         self._links = Links()
         with contextlib.ExitStack() as begun:
             begun.enter_context(self._links)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import random
 import time
 from collections.abc import Callable, Sequence
 
@@ -30,10 +31,9 @@ def window_of(cpus: int) -> int:
     return max(_WINDOW_LEAST, _WINDOW_PER_CPU * cpus)
 
 
-def delay_s(tries: int, index: int) -> float:
-    """Return the seconds until a host's next try: longer after each, and spread over hosts by ``index``."""
-    longest = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** (tries - 1))
-    return longest * (0.5 + (index * 0.618034 + tries * 0.414214) % 1.0 / 2)
+def delay_s(tries: int) -> float:
+    """Return the seconds until a host's next try: longer after each, and random, so that hosts do not come together."""
+    return random.uniform(0.5, 1.0) * min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** (tries - 1))
 
 
 class FanOut:
@@ -51,25 +51,26 @@ class FanOut:
 
         Raises FileNotFoundError where there is no ssh, RefusedError where this machine cannot start more sessions.
         """
-        return await asyncio.gather(*(self._reach(index, name) for index, name in enumerate(names)))
+        return await asyncio.gather(*map(self._reach, names))
 
     @property
     def _free(self) -> int:
         """How many more sessions may begin now."""
         return max(0, max(1, int(self._window)) - self._connecting)
 
-    async def _reach(self, index: int, name: str) -> Link:
+    async def _reach(self, name: str) -> Link:
         tries, until_s = 0, math.inf
         while True:
             link = await self._begin(name)
             link.tries = tries = tries + 1
+            link.limit_s = self._deadline_s
             link.until_s = until_s = min(until_s, time.monotonic() + self._deadline_s)
             await self._give_up_place(link)
             if await link.begins(until_s) or not was_dropped(link.status, link.stderr_text):
                 return link
             now = time.monotonic()
             self._dropped(now)
-            pause_s = delay_s(tries, index)
+            pause_s = delay_s(tries)
             if tries == TRIES or now + pause_s >= until_s:
                 return link
             link.close()

@@ -97,6 +97,8 @@ def run_job(order: dict[str, Any], lines: LineReader, stdout: int) -> int:
             time.sleep(_TICK_S)
         elif lines.ended or time.monotonic() - lines.heard_s > order["host_timeout_s"]:
             is_lost = True
+            with contextlib.suppress(OSError):  # for a launcher that was stopped, or whose machine slept
+                os.write(2, b"\nddplaunch there heard nothing of the launcher for %d s\n" % order["host_timeout_s"])
             _launcher_lost(job, str(order["record"]))
     job.sweep()
     if is_lost:

@@ -26,8 +26,6 @@ _NOISE = 4096
 _READ = 1 << 18
 _STDERR_KEPT = 1 << 16
 _CLOSING_S = 0.5  # for all sessions together: do not wait for a host that is gone
-_DESCRIPTORS = 4  # for each host: stdin, stdout, stderr, and its record as it arrives
-_OWN_DESCRIPTORS = 128  # the interpreter's own, and those of sessions that are being started
 
 Result = TypeVar("Result")
 #: Takes output of a host's program, or "end" when the session is over.
@@ -38,7 +36,8 @@ class Link:
     """One host's session. ``before`` is what its shell printed before the greeting, ``stderr_end`` the end of stderr.
 
     ``over``: nothing more will come; ``status`` is then ssh's, None where it had to be killed. ``tries`` counts the
-    sessions begun with this host, and ``until_s`` is when its time to answer is over, by time.monotonic.
+    sessions begun with this host, ``until_s`` is when its time to answer is over, by time.monotonic; ``limit_s`` is
+    how long that time was.
     """
 
     def __init__(self, name: str, argv: Sequence[str], loop: asyncio.AbstractEventLoop, arrival: asyncio.Event) -> None:
@@ -55,7 +54,7 @@ class Link:
         self.before = self.stderr_end = b""
         self.greeted = self.over = self.closed = False
         self.status: int | None = None
-        self.tries, self.until_s = 0, 0.0
+        self.tries, self.until_s, self.limit_s = 0, 0.0, 0.0
         self.heard_s = time.monotonic()
         self._ended = asyncio.Event()
         self._stdout = asyncio.StreamReader(_LONGEST_LINE, loop)
@@ -164,7 +163,7 @@ class Link:
 
     def failure(self, python: str) -> Finding:
         """Return the finding for a missing greeting or answer; ``python`` is the host's interpreter."""
-        return failure(self.name, python, self.status, self.stderr_text, self.tries)
+        return failure(self.name, python, self.status, self.stderr_text, self.tries, self.limit_s)
 
     def close(self) -> None:
         """End the session without waiting; the host then ends what it runs."""
@@ -249,13 +248,9 @@ class Links:
         return silent
 
 
-def allow_many(hosts: int) -> None:
-    """Raise the soft limit on open files to what ``hosts`` sessions need, or to the hard limit."""
+def allow_many() -> None:
+    """Raise the soft limit on open files to the hard one: each session takes four, and each ssh client its own."""
     import resource  # not on Windows
 
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    descriptors = hosts * _DESCRIPTORS + _OWN_DESCRIPTORS
-    if hard != resource.RLIM_INFINITY:
-        descriptors = min(descriptors, hard)
-    if soft != resource.RLIM_INFINITY and soft < descriptors:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, hard))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -17,8 +17,6 @@ from ddplaunch.records.first_failure import steady_s
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import listed
 
-_BEFORE_LOST_S = 5.0  # standstills count from this much below `--host-timeout`: the last beat may be 2 s old
-_RECENT_S = 60.0
 _SETTLE_S = 1.0  # lets the others, which often fail as a consequence, end by themselves
 _KILLED_S = 20.0  # from SIGKILL to the end of everything on a host
 _TURN_S = 0.2
@@ -30,8 +28,7 @@ class HostEnd:
     """How the program ended on one host. ``lost`` explains why that is not known, None if the host reported it.
 
     ``told`` is the signal that the launcher sent to end it, None for none. ``heard_s`` is when the host was last heard,
-    by ``steady_s``. ``still_s`` is how long this launcher itself had stood still before the host was lost, else 0.
-    ``said`` is the end of the host's stderr, 64 KiB at most.
+    by ``steady_s``. ``said`` is the end of the host's stderr, 64 KiB at most.
     """
 
     node: int
@@ -40,7 +37,6 @@ class HostEnd:
     lost: str | None = None
     told: int | None = None
     heard_s: float = 0.0
-    still_s: float = 0.0
     said: bytes = b""
 
     @property
@@ -69,7 +65,6 @@ class LaunchOnHosts:
         self._host_timeout_s = host_timeout_s
         self._known = {link: HostEnd(node, link.name, None, heard_s=steady_s()) for node, link in enumerate(hosts)}
         self._signals: list[int] = []
-        self._standstill = Standstill(host_timeout_s - _BEFORE_LOST_S)
         self.interrupted: int | None = None
 
     def run(self, orders: Sequence[dict[str, Any]]) -> tuple[HostEnd, ...]:
@@ -82,7 +77,6 @@ class LaunchOnHosts:
             link.hand_over("launch", self._take, **order, host_timeout_s=self._host_timeout_s)
         while self._running():
             await self._links.arrival(_TURN_S)
-            self._standstill.look()
             for link in self._links.keep_alive(self._running(), self._host_timeout_s):
                 self._lose(link, f"nothing was heard of it for {self._host_timeout_s:.0f} s (`--host-timeout`)")
             while self._signals:
@@ -101,8 +95,7 @@ class LaunchOnHosts:
                 self._later(_SETTLE_S, self._tell, signal.SIGTERM)
 
     def _lose(self, link: Link, why: str) -> None:
-        self._standstill.look()
-        self._end(link, lost=why, still_s=self._standstill.recent_s())
+        self._end(link, lost=why)
         self._later(0.0, self._tell, signal.SIGTERM)  # not before all hosts have their order
 
     def _end(self, link: Link, **how: Any) -> None:
@@ -162,28 +155,3 @@ class LaunchOnHosts:
                     restored.callback(signal.signal, number, handler)
             restored.callback(signal.signal, signal.SIGTSTP, signal.signal(signal.SIGTSTP, signal.SIG_IGN))
             yield
-
-
-class Standstill:
-    """Notices when this process, or the whole machine, did nothing for a while: stopped, or asleep."""
-
-    def __init__(self, still_s: float) -> None:
-        """Begin to watch now, for standstills of more than ``still_s`` seconds."""
-        self._still_s, self._seen_s = still_s, _awake_s()
-        self._ended_s, self._lasted_s = 0.0, 0.0
-
-    def look(self) -> None:
-        """Call this several times a second."""
-        now = _awake_s()
-        if now - self._seen_s > self._still_s:
-            self._ended_s, self._lasted_s = now, now - self._seen_s
-        self._seen_s = now
-
-    def recent_s(self) -> float:
-        """Return how many seconds the last standstill took; 0 if none ended within the last minute."""
-        return self._lasted_s if self._lasted_s and _awake_s() - self._ended_s < _RECENT_S else 0.0
-
-
-def _awake_s() -> float:
-    """Return seconds of a clock that also counts while the machine sleeps: clock_gettime(2)."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -8,33 +8,31 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-from ddplaunch.planning.inside.slurm import array_task
+from ddplaunch.values.codec import from_toml
 from ddplaunch.values.finding import Finding, RefusedError, error
 from ddplaunch.values.frozen import dataclass
 
 _SUBMIT_DEADLINE_S = 90.0
 _ASK_DEADLINE_S = 20.0
 
-_FIX = (
-    ("partition", "`sinfo -s` lists the partitions: `--partition NAME`"),
-    ("account", "`sacctmgr show associations user=$USER format=account,partition,qos` lists yours: `--account NAME`"),
-    ("qos", "`sacctmgr show associations user=$USER format=account,partition,qos` lists yours: `--qos NAME`"),
-    ("node configuration", "ask for what a node has: `sinfo -o '%P %D %c %m %G'` shows nodes, CPUs, MB and GPUs"),
-    ("node name", "`sinfo -N` lists the nodes"),
-    ("feature", "`sinfo -o '%N %f'` lists the features of the nodes: `--constraint NAME`"),
-    ("time limit", "`sinfo -o '%P %l'` shows the limit of each partition: `--time 04:00:00`"),
-    ("unable to contact", "`scontrol ping` says whether the controller answers; try again once it does"),
-    ("unrecognized option", "`sbatch --help` lists its options: `--sbatch-arg=--OPTION=VALUE`"),
-)
+
+@cache
+def words() -> dict[str, Any]:
+    """Return the tables of `words.toml`: what Slurm's words mean."""
+    return from_toml(Path(__file__).with_name("words.toml").read_text())
 
 
 @dataclass(frozen=True)
 class JobState:
     """A job as Slurm describes it. ``state`` is Slurm's word: PENDING, RUNNING, COMPLETED, FAILED, TIMEOUT …
 
-    ``end`` is when the job ended or must end, in Slurm's format and the cluster's time zone.
+    ``end`` is when the job ended or must end, in Slurm's format and the cluster's time zone. ``lost`` are those of its
+    nodes that are down, if that ended it; ``requeues``: it may start again.
     """
 
     state: str
@@ -44,6 +42,8 @@ class JobState:
     restarts: int = 0
     preempted: bool = False
     end: str = ""
+    lost: str = ""
+    requeues: bool = False
 
 
 def submit(text: str, cwd: Path, environ: Mapping[str, str]) -> str:
@@ -95,7 +95,11 @@ def job_state(job: str, environ: Mapping[str, str], deadline_s: float = _ASK_DEA
     """
     shown = _ask(["scontrol", "show", "job", job], environ, deadline_s)
     if shown is not None and "JobState=" in shown:
-        return parse_job(shown)
+        state = parse_job(shown)
+        if state.state != "NODE_FAIL" and state.reason != "NodeDown":
+            return state
+        down = _ask(["sinfo", "-h", "-n", state.nodes, "-t", "down,drain,fail", "-o", "%N"], environ, deadline_s)
+        return replace(state, lost=",".join((down or "").split()))
     listed = _ask(["sacct", "-X", "-n", "-P", "-j", job, "-o", "State,NodeList"], environ, deadline_s)
     fields = (listed or "").strip().splitlines()[-1:]
     return parse_sacct(fields[0]) if fields and fields[0].count("|") == 1 else None
@@ -117,6 +121,7 @@ def parse_job(text: str) -> JobState:
         restarts=_number(word("Restarts")),
         preempted=word("PreemptTime", "None") != "",
         end=word("EndTime"),
+        requeues=word("Requeue") == "1",
     )
 
 
@@ -146,20 +151,6 @@ def end_step(step_of: Mapping[str, str], environ: Mapping[str, str]) -> bool:
         return False
     _ask(["scancel", "--signal=TERM", f"{job}.{step}"], environ)
     return shutil.which("scancel", path=environ.get("PATH")) is not None
-
-
-def with_end_of_job(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with SLURM_JOB_END_TIME (epoch seconds), from squeue where Slurm is older than 23.02.
-
-    Only the first task of a job or step asks, for at most three seconds. Other tasks, and processes outside Slurm, get
-    the environment unchanged.
-    """
-    job = environ.get("SLURM_JOB_ID", "")
-    if not job.isdigit() or "SLURM_JOB_END_TIME" in environ or environ.get("SLURM_PROCID", "0") != "0":
-        return dict(environ)
-    text = (_ask(["squeue", "-h", "-j", array_task(environ) or job, "-o", "%e"], environ, deadline_s=3) or "").strip()
-    end_s = epoch_s(text)
-    return dict(environ) if end_s is None else {**environ, "SLURM_JOB_END_TIME": str(int(end_s))}
 
 
 def epoch_s(text: str) -> float | None:
@@ -196,7 +187,10 @@ def _failed(lines: Sequence[str]) -> Finding:
     spoken = [line for line in messages if not line.startswith('Try "sbatch')] or ["it printed no message"]
     verdict = spoken[-1].removeprefix("Batch job submission failed: ")
     everything = " ".join(spoken).lower()
-    fix = next((fix for word, fix in _FIX if word in everything), "`--dry-run` prints the batch script to try by hand")
+    fix = next(
+        (fix for word, fix in words()["refused"].items() if word in everything),
+        "`--dry-run` prints the batch script to try by hand",
+    )
     return error(
         "sbatch-failed",
         f"sbatch refused the job: {verdict}",
