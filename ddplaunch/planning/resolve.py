@@ -281,20 +281,6 @@ def request_numbers(options: Options, topology: Topology) -> NumbersRequest:
     return NumbersRequest(Resolved(topology.world_size, source), **request)
 
 
-def request_at(
-    options: Options, target: Target | None, topology: Topology, script: ScriptReport | Unavailable, size: Resolved[int]
-) -> NumbersRequest:
-    """Return the input of ``compute`` at world size ``size``, including what the script itself sets at that size."""
-    nproc = topology.nproc_per_node
-    nodes, rest = divmod(size.value, nproc.value)
-    if size.value != topology.world_size:
-        whole = topology.nnodes.value > 1 and nodes > 0 and not rest
-        count, nproc = (Resolved(nodes, size.source), nproc) if whole else (Resolved(1, size.source), size)
-        topology = replace(topology, nnodes=count, nproc_per_node=nproc, min_nodes=count.value)
-    request = request_numbers(complete_from_script(options, target, topology, script), topology)
-    return replace(request, world_size=size)
-
-
 def plan_variables(run_id: str, handed_out: Plan) -> tuple[Variable, ...]:
     """Return DDPLAUNCH_RUN_ID, one variable for each known number, and the whole plan as JSON."""
     source = Source("computed")

@@ -1,10 +1,8 @@
-"""Computes all numbers of a launch, and of the same launch at other world sizes."""
+"""Computes all numbers of a launch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from ddplaunch.scaling.batch import EffectiveBatch, resolve_batch, resolve_epoch
 from ddplaunch.scaling.numbers import (
@@ -55,38 +53,6 @@ def compute(request: NumbersRequest) -> Numbers:
         padded=epoch.padded,
         assumptions=scaling.assumptions + epoch.assumptions,
     )
-
-
-def compare_sizes(
-    request: NumbersRequest,
-    world_sizes: Sequence[int],
-    at: Callable[[Resolved[int]], NumbersRequest] | None = None,
-) -> tuple[Numbers, ...]:
-    """Return the numbers of ``request`` at each of ``world_sizes``, in that order.
-
-    ``at`` returns the request at another world size; pass it if more than the world size changes.
-
-    The per-GPU batch and the accumulation stay the same, so the effective batch grows with the world size. But a given
-    ``global_batch_size`` stays the same, and the accumulation (if ``batch_size`` is given) or the per-GPU batch follows
-    from it; the base batch is then that of ``request`` at its own world size, so that equal effective batches get equal
-    learning rates.
-
-    Raises UsageError as ``compute`` does, also if the effective batch does not split over one of the world sizes.
-    """
-    own_size = request.world_size
-    sizes = (
-        own_size if size == own_size.value else Resolved(size, Source("flag", "--compare")) for size in world_sizes
-    )
-    requests = [at(size) if at is not None else replace(request, world_size=size) for size in sizes]
-    if request.global_batch_size is not None:
-        base = compute(request).base_batch_size
-        # If all three are given, they agree at one world size only, so the accumulation has to follow.
-        freed = (
-            request_at_size if request_at_size.batch_size is None else replace(request_at_size, accum=None)
-            for request_at_size in requests
-        )
-        requests = [replace(request_at_size, base_batch_size=base) for request_at_size in freed]
-    return tuple(map(compute, requests))
 
 
 @dataclass(frozen=True)
@@ -249,7 +215,7 @@ def _scaling_assumptions(request: NumbersRequest, base: Resolved[int] | None, fa
     if base is None:
         text = f"{names} {was} tuned for one GPU with the batch that the script uses, so the ratio is the world size"
         assumptions.append(Assumption(f"{text}; `--batch-size` and `--base-batch-size` say otherwise", DEFAULT))
-    elif base.source.kind == "computed":  # the default base, which compare_sizes() passes on unchanged
+    elif base.source.kind == "computed":  # the default base
         text = f"{names} {was} tuned for one GPU with {base.value} samples per optimizer step"
         assumptions.append(Assumption(f"{text}; `--base-batch-size` says otherwise", DEFAULT))
     return tuple(assumptions)

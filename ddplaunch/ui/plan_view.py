@@ -16,7 +16,6 @@ from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.resolved import Resolved, Source, value_of
 from ddplaunch.values.secrets import hide_json, hide_text, hide_value, hide_words
-from ddplaunch.values.words import count
 
 _SCHEMA = 1
 
@@ -70,20 +69,6 @@ def plan_text(launch: Launch, terminal: Terminal, *, facts: Facts | None = None)
         "assumptions": _assumptions(_that_matter(launch), terminal),
     }
     return terminal.page([line for title, body in parts.items() for line in section(title, body, terminal)][:-1])
-
-
-def compare_text(numbers: Sequence[Numbers], terminal: Terminal) -> str:
-    """Return the numbers of several world sizes side by side; one below the other where they do not fit."""
-    columns = [resolved_numbers(one) for one in numbers]
-    names = list(dict.fromkeys(name for one in columns for name in one))
-    sizes = [count(one.world_size.value, "process") for one in numbers]
-    rows = []
-    for name in names[1:]:  # the first is the world size
-        texts = [number_text(one[name].value) if name in one else "-" for one in columns]
-        rows.append({"number": _title(name), **dict(zip(sizes, texts, strict=True))})
-    lines = [*table(rows, terminal, sizes), ""]
-    shared = tuple(dict.fromkeys(assumption for one in numbers for assumption in one.assumptions))
-    return terminal.page([*lines, *section("assumptions", _assumptions(shared, terminal), terminal)][:-1])
 
 
 # Computed numbers that the summary does not already show with a formula.
@@ -193,11 +178,6 @@ def _numbers_json(numbers: Numbers) -> dict[str, Any]:
     resolved_json = {name: _resolved_json(resolved) for name, resolved in resolved_numbers(numbers).items()}
     assumptions = [{"text": assumption.text, **_source(assumption.source)} for assumption in numbers.assumptions]
     return {**resolved_json, "assumptions": assumptions}
-
-
-def compare_json(numbers: Sequence[Numbers]) -> dict[str, Any]:
-    """Return the numbers of several world sizes."""
-    return {"schema": _SCHEMA, "numbers": [_numbers_json(one_size) for one_size in numbers]}
 
 
 def _resolved_json(resolved: Resolved[Any] | None) -> dict[str, Any] | None:

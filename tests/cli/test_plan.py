@@ -143,38 +143,6 @@ def test_what_contradicts_itself_is_refused_before_the_start(
     assert said.status == 2 and what in " ".join(said.err.split())
 
 
-def test_compare(call: Call) -> None:
-    said = json.loads(call("plan", "1", *NUMBERS, "--compare", "1,2,4", "--json").out)
-    assert [each["world_size"]["value"] for each in said["numbers"]] == [1, 2, 4]
-    assert [each["global_batch_size"]["value"] for each in said["numbers"]] == [16, 32, 64]
-
-
-SCALES_ITSELF = """
-import argparse, torch
-import torch.distributed as dist
-parser = argparse.ArgumentParser()
-parser.add_argument("--lr", type=float, default=0.0005)
-parser.add_argument("--batch_size_per_gpu", type=int, default=64)
-args = parser.parse_args()
-dist.init_process_group("gloo")
-lr = args.lr * args.batch_size_per_gpu * dist.get_world_size() / 256
-torch.optim.AdamW([torch.zeros(1, requires_grad=True)], lr=lr)
-"""
-
-
-def test_compare_takes_from_the_script_what_it_does_at_each_size(call: Call) -> None:
-    Path("own.py").write_text(SCALES_ITSELF)
-    script = ("--compare", "1,2,8", "--json", "--", "own.py")
-
-    def at_each_size(name: str, *words: str) -> list[Any]:
-        return [each[name]["value"] for each in json.loads(call("plan", "2", *words, *script).out)["numbers"]]
-
-    assert at_each_size("global_batch_size") == [64, 128, 512]
-    assert at_each_size("lr") == pytest.approx([0.000125, 0.00025, 0.001])
-    assert at_each_size("batch_size", "--global-batch-size", "512") == [512, 256, 64]
-    assert at_each_size("lr", "--global-batch-size", "512") == pytest.approx([0.001] * 3)
-
-
 @pytest.mark.slow
 def test_the_dry_run_runs_when_pasted(call: Call, folder: Path) -> None:
     said = call(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.scaling.compute import compare_sizes, compute
+from ddplaunch.scaling.compute import compute
 from tests.scaling.test_learning_rate import ask, value
 
 
@@ -45,7 +45,7 @@ def test_uniref50_linear_table(gpus: int, batch: int, rate: float, steps: int) -
 
 
 def test_uniref50_linear_table_side_by_side() -> None:
-    columns = compare_sizes(ask(1, **UNIREF50), (1, 2, 4, 8))
+    columns = [compute(ask(size, **UNIREF50)) for size in (1, 2, 4, 8)]
     assert [value(c.global_batch_size) for c in columns] == [64, 128, 256, 512]
     assert [value(c.lr) for c in columns] == [5e-5, 1e-4, 2e-4, 4e-4]
     assert [value(c.warmup_steps) for c in columns] == [5000, 10000, 20000, 40000]
@@ -184,7 +184,7 @@ def test_underwater_images_per_gpu_with_torchs_padding(gpus: int, padded: int, i
 
 
 def test_underwater_same_total_batch_of_16_on_1_and_4_gpus() -> None:
-    columns = compare_sizes(ask(1, global_batch_size=16), (1, 4))
+    columns = [compute(ask(size, global_batch_size=16)) for size in (1, 4)]
     assert [value(c.batch_size) for c in columns] == [16, 4]
 
 

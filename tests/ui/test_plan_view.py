@@ -6,23 +6,16 @@ import pytest
 
 from ddplaunch.planning.launch import Placement, Variable
 from ddplaunch.planning.options import Options
-from ddplaunch.ui.plan_view import compare_text, plan_json, plan_text
+from ddplaunch.ui.plan_view import plan_json, plan_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.resolved import Resolved, Source
 from tests.conftest import Golden
-from tests.planning.sample_launch import SHM, facts, launch, numbers, two_nodes
+from tests.planning.sample_launch import SHM, facts, launch, two_nodes
 
 
 @pytest.mark.parametrize("width", [80, 40])
 def test_tables(golden: Golden, width: int) -> None:
     golden(f"plan-{width}", plan_text(launch(), Terminal(width), facts=facts()))
-
-
-@pytest.mark.parametrize("width", [80, 40])
-def test_world_sizes_side_by_side_or_below_each_other(golden: Golden, width: int) -> None:
-    text = compare_text([numbers(size) for size in (1, 2, 4, 8)], Terminal(width))
-    assert max(map(len, text.splitlines())) <= width
-    golden(f"compare-{width}", text)
 
 
 def test_every_value_stands_beside_its_source() -> None:

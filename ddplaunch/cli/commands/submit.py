@@ -17,7 +17,7 @@ from ddplaunch.cli.target import parse_target, required
 from ddplaunch.hosts.slurm.job_reasons import first_state
 from ddplaunch.hosts.slurm.programs import submit as submit_to_slurm
 from ddplaunch.planning.flag import Flag
-from ddplaunch.planning.job.sbatch import BatchScript, decide_batch, refuse_directory
+from ddplaunch.planning.job.sbatch import BatchScript, decide_batch
 from ddplaunch.planning.job.submission import Submission, decide_submission, refuse_secret_words, refuse_secrets
 from ddplaunch.ui.shell import shell_words
 from ddplaunch.ui.submit_view import manifest_text, printed_text, sbatch_text, submitted_text
@@ -45,11 +45,8 @@ COMMAND = Command(
         Flag("mem", "text", "Job", "Host memory of each node: 200G.", "SIZE"),
         Flag("time", "text", "Job", "Time limit: 24:00:00, 2-00:00:00, or minutes.", "LIMIT"),
         Flag("partition", "text", SLURM, "Slurm partition.", "NAME"),
-        Flag("account", "text", SLURM, "Slurm account.", "NAME"),
-        Flag("qos", "text", SLURM, "Slurm quality of service.", "NAME"),
-        Flag("constraint", "text", SLURM, "Features that the nodes must have.", "LIST"),
         Flag("job_name", "text", "Job", "Name of the job [the script's].", "NAME"),
-        Flag("sbatch_arg", "many", SLURM, "Any other option of sbatch (repeatable).", "ARG"),
+        Flag("sbatch_arg", "many", SLURM, "Any other option of sbatch: --account=lab (repeatable).", "ARG"),
         Flag("setup", "many", SLURM, "Shell line to run before the launch: 'module load cuda' (repeatable).", "LINE"),
         Flag("signal", "text", SLURM, "Instead of SIGTERM before the limit: USR1@120.", "NAME@N", example="USR1@120"),
         Flag("requeue", "switch", SLURM, "Start again after preemption, a lost node or the time limit."),
@@ -58,7 +55,6 @@ COMMAND = Command(
         Flag("shm_size", "text", KUBERNETES, "Size of /dev/shm [16Gi].", "SIZE"),
         Flag("secret", "many", KUBERNETES, "A variable from a Secret (repeatable).", "VAR=SECRET/KEY"),
         Flag("volume", "many", KUBERNETES, "A claim or a host's folder, and where it is seen.", "CLAIM:/PATH[:ro]"),
-        Flag("queue", "text", KUBERNETES, "Kueue's LocalQueue in which the job waits.", "NAME"),
         Flag("dry_run", "switch", OUTPUT, "Print the batch script, or the manifest alone; submit nothing."),
     ),
 )
@@ -84,9 +80,7 @@ def submit(typed: TypedLaunch, **asked: Any) -> int:
             "passes it on: `-- sh -c 'exec python train.py --option \"${name}\"'`",
             "the script's arguments",
         )
-        path_options = (("--data", merged.data), ("--output", merged.output), ("--run-dir", (merged.run_dir,)))
-        paths = [(flag, path.value) for flag, values in path_options for path in values if path is not None]
-        answer(manifest_text(decide_manifest(submission, asked, command, paths)))
+        answer(manifest_text(decide_manifest(submission, asked, command)))
         if not asked["dry_run"]:
             tell(printed_text(submission, Terminal.of(sys.stderr)))
         return ExitStatus.DONE
@@ -120,7 +114,6 @@ def program() -> tuple[str, ...]:
 def _submit(batch: BatchScript, text: str) -> int:
     hidden = shell_words(batch.command, os.environ)[1]
     environ, cwd = {JOIN_SECRET: os.urandom(16).hex(), **os.environ, **hidden}, working_directory()
-    refuse_directory(str(cwd))
     job = submit_to_slurm(text, cwd, environ)
     state = first_state(job, environ)
     log = None if state is None or batch.array else state.log

@@ -18,19 +18,14 @@ _QUANTITY = re.compile(r"([1-9][0-9]{0,9})(?:([KMGT])i?)?\Z", re.IGNORECASE)
 _SECRET = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=([a-z0-9](?:[a-z0-9.-]*[a-z0-9])?)/([A-Za-z0-9._-]+)\Z")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*\Z")
 _OF_SECRETS = "it is VARIABLE=SECRET/KEY; a Secret is named by lower-case letters, digits, `-` and `.`"
-_NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?\Z")
 _VOLUME = re.compile(r"(/[^:]*|[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?):(/[^:]+)(?::(ro|rw))?\Z")
 _DEFAULT_SHM = "16Gi"
-_OF_NAMES = "names have lower-case letters, digits, `-` and `.`"
 
 
-def decide_manifest(
-    submission: Submission, flags: Mapping[str, Any], command: Sequence[str], paths: Sequence[tuple[str, str]] = ()
-) -> list[dict[str, Any]]:
+def decide_manifest(submission: Submission, flags: Mapping[str, Any], command: Sequence[str]) -> list[dict[str, Any]]:
     """Return the objects for the cluster; ``command`` is ``run`` with its arguments, for ddplaunch in the image.
 
-    ``paths`` are (flag, path) of the files and folders that the launch names. Raises UsageError for a missing image, a
-    missing number of GPUs, values that the cluster would refuse, and paths outside of the pod's volumes.
+    Raises UsageError for a missing image, a missing number of GPUs, and values that the cluster would refuse.
     """
     image = flags.get("image")
     if not image or not _IMAGE.match(image):
@@ -45,10 +40,8 @@ def decide_manifest(
             where="flag: --gpus-per-node",
         )
     volumes, mounts = _volumes(flags)
-    _refuse_paths_of_no_volume(paths, mounts)
     values = {
         "name": submission.name,
-        "queue": _name("queue", flags.get("queue")),
         "nodes": submission.nodes,
         "time_s": submission.time_s,
         "service": submission.name if submission.nodes > 1 else None,
@@ -89,24 +82,6 @@ def _command(submission: Submission, command: Sequence[str]) -> list[str]:
         at = words.index("--")
         words[at:at] = place
     return words
-
-
-def _name(flag: str, text: str | None) -> str | None:
-    return _matched(flag, _NAME, text, _OF_NAMES, "training")[0] if text else None
-
-
-def _refuse_paths_of_no_volume(paths: Sequence[tuple[str, str]], mounts: Sequence[Mapping[str, Any]]) -> None:
-    """Raise UsageError for a path outside of all volumes, or a path to be written in a read-only volume."""
-    for flag, path in paths:
-        kinds = [mount for mount in mounts if flag == "--data" or not mount.get("readOnly")]
-        if not any(f"{os.path.normpath(path)}/".startswith(f"{mount['mountPath'].rstrip('/')}/") for mount in kinds):
-            raise usage(
-                f"`{flag} {path}` is in no volume" + ("" if flag == "--data" else " that can be written"),
-                why="a pod has the files of its image, and loses files that it writes outside of a volume",
-                fix="`--volume CLAIM:/PATH` mounts a PersistentVolumeClaim; name the full path in it"
-                + (", or leave `--data` out if the image holds it" if flag == "--data" else ""),
-                where=f"flag: {flag}",
-            )
 
 
 def _shm(size: str | None) -> str:

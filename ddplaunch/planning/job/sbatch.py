@@ -23,8 +23,8 @@ LOG, LOG_OF_ARRAY = "--output=slurm-%j.out", "--output=slurm-%A_%a.out"
 _ARRAY = re.compile(r"--array(?:=|\Z)|-a")
 #: Options that ddplaunch writes itself, long and short.
 _OURS = re.compile(
-    r"(?:--(?:nodes|gpus-per-node|cpus-per-task|time|partition|account|qos|mem|constraint|requeue|wait|ntasks"
-    r"|ntasks-per-node|signal)|-[NctpAqCnW])\Z"
+    r"(?:--(?:nodes|gpus-per-node|cpus-per-task|time|partition|mem|requeue|wait|ntasks"
+    r"|ntasks-per-node|signal)|-[NctpnW])\Z"
 )
 
 
@@ -60,11 +60,10 @@ def decide_batch(submission: Submission, flags: Mapping[str, Any], command: tupl
     """Return the batch script; ``flags`` are ``submit``'s options by name, ``command`` is ddplaunch with its arguments.
 
     The log's name is relative to the working directory: an absolute path may hold characters that Slurm misreads in
-    ``#SBATCH`` lines. Raises UsageError for values that cannot be written in such a line.
+    ``#SBATCH`` lines. Raises UsageError for a ``--sbatch-arg`` that is not one option, or that contradicts the job.
     """
     extra = [word for value in flags.get("sbatch_arg") or () for word in _extra(value)]
     array = next((word for word in extra if _ARRAY.match(word)), None)
-    named = [(name, flags.get(name)) for name in ("partition", "account", "qos", "constraint")]
     directives = [
         f"--job-name={submission.name}",
         f"--nodes={submission.nodes}",
@@ -73,14 +72,12 @@ def decide_batch(submission: Submission, flags: Mapping[str, Any], command: tupl
         *_given("--cpus-per-task", submission.cpus_per_task),
         *_given("--mem", submission.memory),
         *_given("--time", submission.time),
-        *(word for name, value in named for word in _given(f"--{name}", value)),
+        *_given("--partition", flags.get("partition")),
         LOG if array is None else LOG_OF_ARRAY,
         *(["--requeue", "--open-mode=append"] if submission.requeue else ["--no-requeue"]),
         *_signal(submission),
         *extra,
     ]
-    for directive in directives:
-        _refuse_unwritable(directive)
     cpus = _given("--cpus-per-task", submission.cpus_per_task)  # srun does not inherit it since 22.05
     return BatchScript(
         about=_about(submission),
@@ -91,20 +88,6 @@ def decide_batch(submission: Submission, flags: Mapping[str, Any], command: tupl
         requeue_after_s=_requeue_after(submission),
         requeue_on=submission.signal if submission.requeue else None,
     )
-
-
-def refuse_directory(cwd: str) -> None:
-    """Raise UsageError for a directory whose name Slurm would misread.
-
-    Slurm takes ``%`` and backslashes for its own patterns, and the job fails without a log
-    (https://slurm.schedmd.com/sbatch.html, "filename pattern"; tried with 22.05).
-    """
-    if "%" in cwd or "\\" in cwd:
-        raise usage(
-            f"Slurm cannot start a job in `{cwd}`",
-            why="it takes `%` and backslashes in the name for patterns of its own, and the job fails without a log",
-            fix="submit from a directory without them",
-        )
 
 
 def step_argv(slurm: Slurm, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -175,14 +158,3 @@ def _extra(text: str) -> list[str]:
     if len(words) == 1:
         return words
     return [f"{words[0]}={words[1]}"] if words[0].startswith("--") else [words[0] + words[1]]
-
-
-def _refuse_unwritable(directive: str) -> None:
-    if directive.isprintable() and not any(0xD800 <= ord(char) <= 0xDFFF for char in directive):
-        return
-    option = directive.partition("=")[0]
-    raise usage(
-        f"the value of `{option}` holds a character that cannot stand in a batch script",
-        why="a `#SBATCH` line ends at the end of the line, and Slurm reads it byte by byte",
-        fix=f"`{option}` without newlines and control characters",
-    )
