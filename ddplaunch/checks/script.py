@@ -107,7 +107,8 @@ def _shell_passes(path: str, flag: str, target: Target | None) -> str:
             arguments.append(word)
         elif not equals:
             next(words, None)  # its value
-    command = f'exec {shlex.join(["python", path, *arguments])} {flag} "$LOCAL_RANK"'
+    start = target.before if target and target.before else ("python",)
+    command = f'exec {shlex.join([*start, path, *arguments])} {flag} "$LOCAL_RANK"'
     return f"`-- sh -c {shlex.quote(command)}`"
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import re
 import shlex
-from collections.abc import Sequence
+from functools import cache
 from pathlib import Path, PurePath
 
 from ddplaunch.checks.check import Findings, checks_in
@@ -14,6 +12,7 @@ from ddplaunch.machine.facts import NetworkFacts
 from ddplaunch.planning.gpus import SHELL
 from ddplaunch.planning.launch import Launch, Target
 from ddplaunch.script.script_report import ScriptReport
+from ddplaunch.values.codec import from_toml
 from ddplaunch.values.finding import error, warning
 from ddplaunch.values.words import listed, nearest
 
@@ -172,45 +171,6 @@ def ineffective_variable(
             yield from _about(setting, "ineffective-variable", f"{setting.typed} has no effect", why, f"; {instead}")
 
 
-_PYTHON = re.compile(r"python(?:[23](?:\.\d+)?)?\Z")
-#: Options of Python with a value: https://docs.python.org/3/using/cmdline.html
-_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-
-
-def script_behind_python(launch: Launch) -> Findings:
-    """The program after `--` is a Python interpreter, with the script as its argument.
-
-    ddplaunch reads the source of a script only if the script itself comes first after `--`. Otherwise it cannot pass
-    batch size or learning rate to the script's options, and no check reads the script. torchrun adds the interpreter by
-    itself. Remedy: the script alone after `--`.
-    """
-    target = launch.target
-    if target is None or target.kind != "executable" or not _PYTHON.match(Path(target.name).name):
-        return
-    words = _without_options(target.args)
-    if not words or launcher_of_target(target) is not None:
-        return
-    same_interpreter = os.path.realpath(target.name) == os.path.realpath(launch.argv[0])
-    fix = f"`{shlex.join(('--', *words))}`"
-    yield warning(
-        "script-behind-python",
-        f"`{shlex.join((Path(target.name).name, *target.args))[:60]}` is an interpreter with its script",
-        why="the source of a script is read only where the script itself comes after `--`: no option of it is filled "
-        "in, and no check looks into it",
-        fix=fix if same_interpreter else f"{fix}, with ddplaunch installed for {target.name}",
-    )
-
-
-def _without_options(words: Sequence[str]) -> Sequence[str]:
-    """Return Python's arguments from the script, or from `-m`, on; none if it runs `-c` or stdin."""
-    rest = list(words)
-    while rest and rest[0].startswith("-") and rest[0] != "-m":
-        if rest[0] in ("-c", "-"):
-            return ()
-        del rest[: 2 if rest[0] in _WITH_VALUE else 1]
-    return rest
-
-
 def _read_by(script: ScriptReport | None, name: str) -> bool:
     return script is not None and name in script.reads_env
 
@@ -231,7 +191,7 @@ def script_is_launcher(launch: Launch, launch_lines: tuple[str, ...] = ()) -> Fi
             "script-is-launcher",
             f"every rank would run `{launcher[0]}`, which is a launcher",
             why="each rank would start all ranks again",
-            fix=_launched_here(target, launcher[1], launch),
+            fix=_launched_here(*launcher, launch.topology.nproc_per_node.value),
             where="--",
         )
     elif launch_lines:
@@ -248,32 +208,42 @@ def script_is_launcher(launch: Launch, launch_lines: tuple[str, ...] = ()) -> Fi
         )
 
 
-def _launched_here(target: Target, rest: tuple[str, ...], launch: Launch) -> str:
+def _launched_here(launcher: str, rest: tuple[str, ...], nproc: int) -> str:
     """Return the fix: the ddplaunch command for the launcher's command after ``--``."""
     from ddplaunch.planning.convert.launch_words import known_words  # only for this fix
     from ddplaunch.planning.convert.launcher_line import translate
 
-    program = ["python", "-m", target.name] if target.kind == "module" else [PurePath(target.name).name]
-    translation = translate(known_words([*program, *target.args]))
+    program = ["python", "-m", launcher] if launcher in _LAUNCHER_MODULES else [launcher]
+    translation = translate(known_words([*program, *rest]))
     if translation is not None and translation.words:
         return f"`{translation.source}`"
     script = next((position for position, item in enumerate(rest) if item.endswith(".py")), None)
     target_text = shlex.join(rest[script:]) if script is not None else "train.py"
-    return (
-        f"put the training script after `--`: `ddplaunch run {launch.topology.nproc_per_node.value} -- {target_text}`"
-    )
+    if (instead := _of_own_ranks().get(launcher)) is not None:
+        return instead.format(nproc=nproc, rest=shlex.join(rest), script=target_text)
+    return f"put the training script after `--`: `ddplaunch run {nproc} -- {target_text}`"
 
 
 def launcher_of_target(target: Target) -> tuple[str, tuple[str, ...]] | None:
     """Return the launcher's name and arguments, also after ``python -m``; None if the target is not a launcher."""
-    name = PurePath(target.name).name
-    if target.kind == "module":
-        return (target.name, target.args) if target.name in _LAUNCHER_MODULES else None
-    if name in _LAUNCHERS:
-        return name, target.args
-    if name.startswith("python") and target.args[:1] == ("-m",) and target.args[1:2]:
-        return (target.args[1], target.args[2:]) if target.args[1] in _LAUNCHER_MODULES else None
+    if target.kind == "module" and target.name in _LAUNCHER_MODULES:
+        return target.name, target.args
+    words = (*target.before, target.name, *target.args)
+    programs = len(target.before) + (target.kind == "executable")
+    for at, name in enumerate(PurePath(word).name for word in words[:programs]):
+        if name in _LAUNCHERS:
+            return name, words[at + 1 :]
+        for following in (words[at + 1 : at + 2], ()):
+            if (command := " ".join((name, *following))) in _of_own_ranks():
+                return command, words[at + 1 + len(following) :]
     return None
 
 
-CHECKS = checks_in(globals(), "environment", script=(script_behind_python, script_is_launcher))
+@cache
+def _of_own_ranks() -> dict[str, str]:
+    """Return commands of frameworks that start ranks of their own, each with what to type instead."""
+    rows: dict[str, str] = from_toml(Path(__file__).with_name("launchers.toml").read_text("utf-8"))["launchers"]
+    return rows
+
+
+CHECKS = checks_in(globals(), "environment", script=(script_is_launcher,))

@@ -56,7 +56,9 @@ def parse_target(words: Sequence[str]) -> Target:
         return Target("script", f"./{name}" if name.startswith("-") else name, args)  # Python would read an option
     program = _which(name)
     if program is not None:
-        return Target("executable", program, args)
+        from ddplaunch.planning.wrapped import looked_through  # not needed for scripts
+
+        return looked_through((program, *args), _exists)
     if name.startswith("-") and not _exists(name):
         raise _option_behind(words)
     if _exists(name):

@@ -15,11 +15,15 @@ Device = Literal["cuda", "cpu"]
 
 @dataclass(frozen=True)
 class Target:
-    """What every rank runs: ``kind`` decides how; ``name`` is a path, a dotted module or an executable."""
+    """What every rank runs: ``kind`` decides how; ``name`` is a path, a dotted module or an executable.
+
+    ``before`` are the words that start a script or module where torchrun does not: ``uv run``, ``numactl -N 0 python``.
+    """
 
     kind: Literal["script", "module", "executable"]
     name: str
     args: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

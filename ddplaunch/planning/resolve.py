@@ -151,8 +151,9 @@ def decide_start(
         return StartDecision(False, (), (without,) if preload else ())
     names = (*situation.environ, *(pair[0] for pair in situation.pairs))
     tool = next((name for name in names if name.startswith(tuple(_TOOLS.split()))), "")
-    if target is not None and target.kind == "executable":
-        reason = f"`{target.name}` is a program of its own, and only Python files and modules can be forked"
+    if target is not None and (target.before or target.kind == "executable"):
+        name = next(iter(target.before), target.name)
+        reason = f"`{name}` is a program of its own, and only Python files and modules can be forked"
     elif shadowing:
         reason = (
             f"`{shadowing}` in this directory is named like what torchrun imports; a cold start keeps it out by "

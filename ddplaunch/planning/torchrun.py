@@ -129,6 +129,9 @@ def shared_id(topology: Topology, target: Target | None) -> str:
 def _target(target: Target | None) -> tuple[str, ...]:
     if target is None:
         return ()
+    if target.before:
+        module = ("-m",) if target.kind == "module" else ()
+        return ("--no-python", "--", *target.before, *module, target.name, *target.args)
     option = {"script": (), "module": ("--module",), "executable": ("--no-python",)}[target.kind]
     return (*option, "--", target.name, *target.args)
 

@@ -39,7 +39,8 @@ def target_text(target: Target | None) -> str:
         return "no script"
     if target.name == RANK_CALL and len(target.args) > 1:
         return f"{target.args[1]}()"
-    return f"-m {target.name}" if target.kind == "module" else target.name
+    named = f"-m {target.name}" if target.kind == "module" else target.name
+    return " ".join((*target.before, named))
 
 
 def nodes_text(launch: Launch) -> str:

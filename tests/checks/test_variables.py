@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 
 import pytest
 
 from ddplaunch.checks.known_variables import INEFFECTIVE, KNOWN
 from ddplaunch.checks.variables import CHECKS, near_miss
-from ddplaunch.planning.launch import Launch, Target, Variable
+from ddplaunch.planning.launch import Variable
 from ddplaunch.planning.options import Options
 from ddplaunch.values.resolved import Resolved, Source
 from tests.checks.cases import NO_LAUNCH, NO_SCRIPT, found, silent_when_healthy
@@ -122,37 +121,3 @@ def test_the_table_knows_what_the_installed_torch_declares() -> None:
     names = set(re.findall(r'"((?:TORCH_)?NCCL_[A-Z_]+)"', header.read_text()))
     assert len(names) > 15
     assert names <= KNOWN
-
-
-def behind(name: str, *args: str) -> Launch:
-    """A launch of an executable, or of a module where the name is ``-m``."""
-    if name == "-m":
-        return dataclasses.replace(healthy_launch(), target=Target("module", args[0], args[1:]))
-    return dataclasses.replace(healthy_launch(), target=Target("executable", name, args))
-
-
-@pytest.mark.parametrize(
-    ("launch", "fix"),
-    [
-        (behind(sys.executable, "train.py", "--lr", "1"), "`-- train.py --lr 1`"),
-        (behind("/usr/bin/python3.11", "-u", "-X", "dev", "train.py"), "`-- train.py`, with ddplaunch installed for"),
-        (behind("/usr/bin/python", "-m", "pkg.train"), "`-- -m pkg.train`"),
-    ],
-)
-def test_an_interpreter_hides_its_script(launch: Launch, fix: str) -> None:
-    finding = found(CHECKS, "script-behind-python", launch=launch)
-    assert finding and fix in finding.fix and "is an interpreter with its script" in finding.what
-
-
-@pytest.mark.parametrize(
-    "launch",
-    [
-        healthy_launch(),
-        behind("/usr/bin/python3", "-c", "print()"),
-        behind("/usr/bin/python3"),
-        behind("/usr/bin/python3-config", "train.py"),
-        behind("/usr/bin/python3", "-m", "torch.distributed.run", "train.py"),  # said by the next one
-    ],
-)
-def test_what_hides_no_script_is_left_alone(launch: Launch) -> None:
-    assert found(CHECKS, "script-behind-python", launch=launch) is None

@@ -8,17 +8,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ddplaunch.planning.convert.launcher_options import MODULES, PROGRAMS
+from ddplaunch.planning.wrapped import PYTHON
+from ddplaunch.planning.wrapped import WRAPPERS as LOCAL_WRAPPERS
 from ddplaunch.values.frozen import dataclass
 
-_PYTHON = re.compile(r"(?:.*/)?python(?:[23](?:\.\d+)?)?\Z")
 _VARIABLE = re.compile(r'"?\$\{?(\w+)\}?"?\Z')
-#: Programs that run the command after them.
-WRAPPERS = frozenset(
+#: Programs and words of a shell that run the command after them.
+WRAPPERS = LOCAL_WRAPPERS.union(
     """
-    nohup env exec time command nice ionice stdbuf numactl taskset timeout sudo setsid unbuffer xargs parallel eval
-    uv poetry pipenv pdm rye
-    hatch conda mamba micromamba singularity apptainer docker podman enroot kubectl
-    nsys ncu py-spy viztracer strace ssh pdsh
+    exec command sudo xargs parallel eval singularity apptainer docker podman enroot kubectl ssh pdsh
     srun mpirun mpiexec horovodrun bash sh zsh dash
     """.split()  # noqa: SIM905
 )
@@ -125,7 +123,7 @@ def in_arithmetic(word: Word) -> str | None:
 def starts_python(word: Word) -> bool:
     """Return whether the word starts Python, judging by its name or that of its variable."""
     if word.text is not None:
-        return _PYTHON.match(word.text) is not None
+        return PYTHON.match(word.text) is not None
     match = _VARIABLE.match(word.source)
     return word.name.startswith("python") or (match is not None and "PYTHON" in match[1].upper())
 
