@@ -16,6 +16,7 @@ from ddplaunch.ui.terminal import Terminal, visible
 from ddplaunch.values.words import count
 
 _WIDTH = 100  # of a batch script
+_REQUEUE_BEFORE_S = 15  # Slurm refuses to requeue a job after its time limit
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./\[\]-]+\Z")
 
 
@@ -24,66 +25,18 @@ def sbatch_text(batch: BatchScript, environ: Mapping[str, str] | None = None) ->
 
     Likely secrets become variables, which sbatch passes on; ``environ`` are the variables that have a value.
     """
-    lines = [
-        "#!/bin/bash -l" if batch.setup else "#!/bin/bash",
-        f"# {visible(batch.about)}; written by `ddplaunch submit`.",
-        "# To change and submit it by hand: `sbatch FILE` in the directory where the training starts.",
-        *(f"#SBATCH {directive_text(directive)}" for directive in batch.directives),
-        "",
-    ]
-    if batch.setup:
-        lines += ["set -e  # a line of the setup that fails ends the job", *batch.setup, "set +e", ""]
-    lines += ["# One task on each node; ddplaunch learns from Slurm what it got. A task that fails ends all."]
-    lines += [] if batch.requeue_on is None else _hand_on(*batch.requeue_on)
-    lines += [f"{' '.join(batch.step)} \\"]
-    lines += [f"  {line}" for line in command_lines(batch.command, _WIDTH - 2, variables=environ)]
-    if batch.requeue_on is not None:
-        lines[-1] += " &"
-        lines += _AFTER_STEP
-    if batch.requeue_after_s is not None:
-        lines += [
-            "status=$?",
-            "# Slurm requeues after preemption and lost nodes; after the time limit somebody has to ask for it.",
-            f'if [ "$status" -ne 0 ] && [ "$SECONDS" -ge {batch.requeue_after_s} ]; then',
-            '  scontrol requeue "$SLURM_JOB_ID"',
-            "fi",
-            'exit "$status"',
-        ]
-    return "\n".join(lines) + "\n"
+    from jinja2 import Environment, PackageLoader
 
-
-_REQUEUE_BEFORE_S = 15  # Slurm refuses to requeue a job after its time limit
-
-
-def _hand_on(name: str, seconds: int) -> list[str]:
-    """Return lines that pass the signal on to the ranks, and queue the job again if they run until the end."""
-    signal_s = max(1, seconds - _REQUEUE_BEFORE_S)
-    return [
-        f"# {name} comes {seconds} s before the time limit, to this script, and srun hands it on to the ranks.",
-        f"# A step that still runs {_REQUEUE_BEFORE_S} s before the limit, or that failed by then, is queued again.",
-        "hand_on() {",
-        '  [ -n "$told" ] && return',
-        "  told=yes",
-        f'  kill -s {name} "$step"',
-        f"  (trap 'kill $!' TERM; sleep {signal_s} & wait $! && scontrol requeue \"$SLURM_JOB_ID\") &",
-        "  late=$!",
-        "}",
-        "told= late=",
-        f"trap hand_on {name}",
-    ]
-
-
-#: ``wait`` returns early when a signal arrives.
-_AFTER_STEP = [
-    "step=$!",
-    'wait "$step"; status=$?',
-    'while kill -0 "$step" 2>/dev/null; do wait "$step"; status=$?; done',
-    '[ -n "$late" ] && kill "$late" 2>/dev/null',
-    'if [ -n "$told" ] && [ "$status" -ne 0 ]; then',
-    '  scontrol requeue "$SLURM_JOB_ID" && sleep 60  # Slurm ends this script; its own end would count as the job\'s',
-    "fi",
-    'exit "$status"',
-]
+    environment = Environment(
+        loader=PackageLoader("ddplaunch.ui", "."), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    return environment.get_template("batch.sh").render(
+        batch=batch,
+        about=visible(batch.about),
+        directives=map(directive_text, batch.directives),
+        requeue_s=_REQUEUE_BEFORE_S,
+        command=command_lines(batch.command, _WIDTH - 2, variables=environ),
+    )
 
 
 def directive_text(directive: str) -> str:
