@@ -52,6 +52,12 @@ STEPS = (
     STEP_BAR,
     re.compile(rb"(?i)\bepoch:? ?\[?\d+\]? ?\[ {0,8}(\d{1,12})/\d"),
 )
+#: ``loss: 0.12``, ``'train_loss': 0.12``, tqdm's ``loss=0.12``; but not a validation's loss.
+LOSS = re.compile(
+    rb"(?i)(?<![a-z0-9_/.-])(?<!val )(?<!validation )(?<!test )"
+    rb"(?:train(?:ing)?[_/ -]?|avg[_ ]?|mean[_ ]?|total[_ ]?)?loss"
+    rb"[\"']?\s{0,3}[:=(]?\s{0,6}(?P<loss>[-+]?(?:\d{1,12}\.?\d{0,20}(?:e[-+]?\d{1,3})?|\.\d{1,20}|nan|inf)(?=[^a-z0-9.]|\.\s))"
+)
 
 
 @dataclass(frozen=True)
@@ -99,10 +105,10 @@ def _with_pieces(directory: Path, ranks: frozenset[int] | None) -> list[tuple[Lo
     for node, folder in numbered(directory, "node"):
         for attempt, place in numbered(folder, "attempt"):
             for name, pieces in pieces_in(place).items():
-                match = _FILE.fullmatch(name)
-                if match and (ranks is None or int(match[1]) in ranks):
-                    file = LogFile(place / name, node, attempt, int(match[1]), match[2])
-                    found.append((file, tuple(pieces)))
+                with suppress(ValueError):
+                    file = log_file(directory, node, attempt, name)
+                    if ranks is None or file.rank in ranks:
+                        found.append((file, tuple(pieces)))
     return sorted(found, key=lambda piece: piece[0].order)
 
 

@@ -16,7 +16,7 @@ from ddplaunch.values.words import age_text, listed
 _SCHEMA = 1
 _SCRIPT = 20  # cells
 #: Columns that a narrow terminal leaves out, the first one first; ``--json`` has them.
-_SPARED = ("HOSTS", "GPUS", "BATCH", "WHO", "DIRECTORY", "TOOK", "SIZE", "SCRIPT", "CAUSE")
+_SPARED = ("HOSTS", "GPUS", "BATCH", "WHO", "DIRECTORY", "TOOK", "SIZE", "SCRIPT", "CAUSE", "AGE")
 _EMPHASES: Mapping[str, Emphasis] = {"running": "good", "orphaned": "error", "failed": "warning"}
 
 
@@ -35,7 +35,7 @@ def ps_text(
     lines = table(rows, terminal, right, spared=_SPARED, emphasis=emphasis)
     for run in runs:
         lines += terminal.lines(f"{run.run_id}: {run.problem}") if run.problem else []
-    lines += [f"{more} more ended; `ddplaunch ps --all` lists them"] if more else []
+    lines += terminal.lines(f"{more} more ended; `ddplaunch ps --all` lists them") if more else []
     return terminal.page(lines)
 
 

@@ -18,16 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.machine.files import open_plain, pieces_of
-from ddplaunch.records.log_files import STEP_BAR, STEPS
+from ddplaunch.records.log_files import LOSS, STEP_BAR, STEPS
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.watch.phases import MOST_BYTES, PHASES, StepLine, parsed, phases_path, summed
 
-#: ``loss: 0.12``, ``'train_loss': 0.12``, tqdm's ``loss=0.12``; but not a validation's loss.
-LOSS = re.compile(
-    rb"(?i)(?<![a-z0-9_/.-])(?<!val )(?<!validation )(?<!test )"
-    rb"(?:train(?:ing)?[_/ -]?|avg[_ ]?|mean[_ ]?|total[_ ]?)?loss"
-    rb"[\"']?\s{0,3}[:=(]?\s{0,6}(?P<loss>[-+]?(?:\d{1,12}\.?\d{0,20}(?:e[-+]?\d{1,3})?|\.\d{1,20}|nan|inf)(?=[^a-z0-9.]|\.\s))"
-)
 _TAIL_BYTES = 1 << 14
 _WINDOW_S = 10.0
 _FRESH_S = 30.0

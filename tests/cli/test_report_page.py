@@ -86,7 +86,8 @@ def test_a_page_fetches_nothing_and_escapes_all(tmp_path: Path, monkeypatch: pyt
     assert "no newline" in text
     assert "<li>look at <code>&lt;train&gt;.py:7</code></li>" in text
     assert "ended after 4.0 s with exit status 1" in text  # from what was typed, as in `ps`
-    bars = [tuple(map(float, each)) for each in re.findall(r"left: ([\d.]+)%; width: ([\d.]+)%", text)]
+    timeline = text.partition('id="timeline"')[2]
+    bars = [tuple(map(float, each)) for each in re.findall(r"left: ([\d.]+)%; width: ([\d.]+)%", timeline)]
     assert bars == [(0.0, 100.0), (20.0, 40.0)]
 
 
@@ -182,6 +183,71 @@ def test_a_place_that_cannot_be_written_is_said(
         main(["report", "--output", "no/such/folder.html"])
     assert end.value.code == 2
     assert "`no/such/folder.html` cannot be written" in capsys.readouterr().err
+
+
+#: Lines of rank 0, and the figures, curves and addresses that the page shows of them.
+PRINTED = {
+    "350 samples/s": ["<b>350</b><span>samples/s, last"],
+    "10%|# | 3/30 [00:01<00:09, 2.50it/s]": ["<b>2.5</b><span>it/s, last at step 3"],
+    "iter 7 throughput: 1200.5 loss 0.25": [
+        "<b>1200</b><span>throughput, last at step 7",
+        "<b>0.25</b><span>loss, last at",
+    ],
+    "{'train_runtime': 9.1, 'train_samples_per_second': 35.5}": ["<b>35.5</b><span>samples/s, last"],
+    "tokens/sec: 9000, step 4": ["<b>9000</b><span>tokens/s, last at step 4"],
+    "12.3MB/s, 3 of 4 files, loss is low": [],
+    "wandb: View run at https://wandb.ai/ada/cats/runs/ab12": ['href="https://wandb.ai/ada/cats/runs/ab12"'],
+    "View run x at: http://mlflow:5000/#/experiments/3/runs/00ff": [
+        'href="http://mlflow:5000/#/experiments/3/runs/00ff"'
+    ],
+    "see it by tensorboard --logdir=logs/a;b": ["<code>tensorboard --logdir logs/a</code>"],
+    "TensorBoard logs in runs/Nov29": ["<code>tensorboard --logdir runs/Nov29</code>"],
+    "no tensorboard here, javascript:alert(1)/runs/1": [],
+}
+
+
+@pytest.mark.parametrize("line", PRINTED)
+def test_figures_and_addresses_are_read_from_what_rank_0_printed(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    output = record(tmp_path / ".ddplaunch", "first") / "node-0" / "attempt-0" / "rank-0.out"
+    output.write_text(f"{line}\n")
+    head, _, _ = page(tmp_path).partition("</header>")
+    told = re.findall(r"<b>[^<]*</b><span>[^<]*, last|href=|--logdir", head)
+    assert all(part in head for part in PRINTED[line]) and len(told) == len(PRINTED[line])
+
+
+def test_source_is_shown_around_the_failed_line_unless_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    directory = record(tmp_path / ".ddplaunch", "first")
+    run, outcome = (json.loads((directory / name).read_text()) for name in ("run.json", "outcome.json"))
+    outcome["diagnosis"]["calls"] = [{"place": "train.py:5 in main", "source": "fail(5)"}]
+    (directory / "outcome.json").write_text(json.dumps(outcome))
+    (directory / "run.json").write_text(json.dumps(run | {"cwd": str(tmp_path), "code": {"train.py": "x"}}))
+    script = tmp_path / "train.py"
+    script.write_text("".join(f"    fail({number})\n" for number in range(1, 12)))
+    text = page(tmp_path)
+    shown_lines = re.findall(r"<span(?: class=\"failed-line\")?> *(\d+)      fail\((\d+)\)", text)
+    assert shown_lines == [(str(number),) * 2 for number in range(2, 9)]
+    assert '<span class="failed-line">    5' in text
+    script.write_text(f"# {SECRET}\n" + script.read_text())
+    text = page(tmp_path)
+    assert 'id="source"' not in text and "train.py:5 in main  fail(5)" in text
+
+
+def test_time_is_split_by_the_measured_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    attempt = record(tmp_path / ".ddplaunch", "first") / "node-0" / "attempt-0"
+    steps = [[step, BEGAN_S + 1 + step, 1, 500_000, None, None, None, None, None, 32, 3 << 30] for step in (0, 1, 2)]
+    lines = [{"schema": 1, "device": "cuda"}, *([*step, None] for step in steps)]
+    (attempt / "rank-0.phases.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    text = page(tmp_path)
+    assert "launch 0.0 s, start of the ranks 1.0 s, training 2.0 s, end 2.0 s" in text
+    assert "<b>64</b><span>samples/s, measured" in text and "<b>3 GiB</b><span>GPU memory of a rank" in text
+    assert "<b>samples/s of rank 0</b> measured at steps, from step 0 to 2" in text
 
 
 def test_the_loss_that_rank_0_printed_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,7 +149,7 @@ RUNS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("width", [120, 80, 60])
+@pytest.mark.parametrize("width", [120, 80, 60, 40])
 def test_the_table(golden: Golden, width: int) -> None:
     text = ps_text(RUNS, 12, 2000.0, "ada", Terminal(width))
     assert max(map(len, text.splitlines())) <= width

@@ -78,6 +78,11 @@ def test_it_tells_the_run(browser: Any, page: Path) -> None:
     assert "val_loss" in text and "0.25" in text
     assert len(browser.find_elements("css selector", "#timeline .row")) == 2
     assert len(browser.find_elements("css selector", "#phases .row")) == 2
+    assert "raise ValueError" in browser.find_element("css selector", "#source .failed-line").text
+    assert [each.text for each in browser.find_elements("css selector", "#parts .bar")][1:3] == [
+        "start of the ranks",
+        "training",
+    ]
     assert browser.find_element("css selector", "#loss polyline").size["height"] > 0
     assert [each for each in browser.get_log("browser") if each["level"] == "SEVERE"] == []
 
@@ -92,6 +97,17 @@ def test_the_logs_are_searched(browser: Any, page: Path) -> None:
     assert browser.find_element("id", "count").text == "1 line"
     seen = [each.text for each in browser.find_elements("css selector", "#log > div") if each.is_displayed()]
     assert len(seen) == 1 and "step 60 on rank 1" in seen[0]
+
+
+def test_a_command_is_copied(browser: Any, page: Path) -> None:
+    browser.get(page.as_uri())
+    browser.execute_cdp_cmd(
+        "Browser.grantPermissions", {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
+    )
+    typed = next(each for each in browser.find_elements("tag name", "pre") if each.text.startswith("ddplaunch run"))
+    typed.find_element("css selector", "button.copy").click()
+    read = "navigator.clipboard.readText().then(arguments[0], error => arguments[0](String(error)))"
+    assert browser.execute_async_script(read) == "ddplaunch run 2 --phases --run-id seen -- train.py"
 
 
 @pytest.mark.parametrize("width", [375, 1280])

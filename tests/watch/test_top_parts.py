@@ -14,8 +14,8 @@ import pytest
 
 from ddplaunch.machine.processes.process_table import Process, read_process
 from ddplaunch.machine.sample import Sample, sample_of
+from ddplaunch.ui.live.top_view import TopView, top_lines, top_text
 from ddplaunch.ui.terminal import Terminal, cells
-from ddplaunch.ui.top_view import TopView, top_lines, top_text
 from ddplaunch.values.codec import plain
 from ddplaunch.watch.gpu_usage import GpuUsage
 from ddplaunch.watch.sampler import RankUsage, host_sample

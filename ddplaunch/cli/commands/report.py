@@ -12,29 +12,27 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from statistics import mean
-from typing import NamedTuple
 
 from ddplaunch.cli.commands.explain import explained
 from ddplaunch.cli.parsing.command import RECORDED_RUN, RUN_DIR, Command
 from ddplaunch.cli.streams import answer, say
 from ddplaunch.cli.which_run import which_run, with_what_hosts_have
-from ddplaunch.machine.files import open_plain
+from ddplaunch.explain.diagnosis import Diagnosis
+from ddplaunch.machine.files import open_plain, read_plain
 from ddplaunch.planning.flag import Flag
-from ddplaunch.records.directory import path_text
+from ddplaunch.records.directory import note_path, path_text
 from ddplaunch.records.explain_sources import recorded_run
 from ddplaunch.records.find import RunRecord, last_metrics, numbered, read_record
 from ddplaunch.records.json_files import objects
-from ddplaunch.records.log_files import STEPS, LogFile, blocks, log_files, part_of
-from ddplaunch.records.outcome import AttemptOutcome, RankOutcome, RunOutcome
+from ddplaunch.records.log_files import LogFile, blocks, log_files, part_of
 from ddplaunch.records.own.output_file import output_file
+from ddplaunch.ui.report_curves import also_shown, curves_in
 from ddplaunch.values.codec import plain
 from ddplaunch.values.escapes import harmless
 from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.secrets import hide_json, hide_text
 from ddplaunch.values.words import duration_text, size_text
-from ddplaunch.watch.phases import RankPhases, phases_in
-from ddplaunch.watch.step_rate import LOSS
+from ddplaunch.watch.phases import phases_in, read_phases
 
 COMMAND = Command(
     examples=(
@@ -47,13 +45,13 @@ COMMAND = Command(
         Flag("force", "switch", "", "Replace FILE, also if it is not an earlier report."),
         RUN_DIR,
     ),
-    more="One file, no network: diagnosis, timeline, loss, environment and the last 10,000 lines.",
+    more="One file, no network: diagnosis, curves, time axis, environment and the last 10,000 lines.",
 )
 
 _MOST_LINES = 10_000  # most lines of logs in one page
 _LEAST_OF_A_FILE = 20
-_MOST_BYTES = 64 << 20  # searched for losses at the start of each file
-_MOST_POINTS = 600  # of the loss curve
+_MOST_BYTES = 64 << 20  # searched for curves at the start of each file
+_AROUND = 3  # lines of source before and after the failed one
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
@@ -83,9 +81,8 @@ def report_html(record: RunRecord) -> str:
     """Return the page. Secrets in what was recorded and printed become ``***``; the page loads nothing."""
     from jinja2 import ChainableUndefined, Environment, PackageLoader
 
-    loader = PackageLoader("ddplaunch.ui", ".")
     environment = Environment(
-        loader=loader,
+        loader=PackageLoader("ddplaunch.ui", "."),
         autoescape=True,
         undefined=ChainableUndefined,
         trim_blocks=True,
@@ -101,20 +98,23 @@ def report_html(record: RunRecord) -> str:
         for file, block in blocks(parts)
         for line in block.removesuffix(b"\n").split(b"\n")
     ]
-    losses = _losses(files)
+    attempts = [path for _, node in numbered(record.directory, "node") for _, path in numbered(node, "attempt")[-1:]]
+    printed = _printed([file for file in files if file.rank == 0])
     during = () if record.outcome is None else record.outcome.findings
     findings = [*objects(record.value("findings")), *objects(hide_json(plain(during)))]
+    explanation = explained(recorded_run(record.directory))
     return environment.get_template("report.html").render(
         run=record,
         outcome=record.outcome,
-        state=record.outcome.state if record.outcome is not None else "not ended, as far as the record tells",
-        found=hide_json(plain(explained(recorded_run(record.directory)))),
+        found=hide_json(plain(explanation)),
+        source=_source_around(record, explanation.diagnosis),
         findings={finding.get("code"): finding for finding in findings}.values(),
-        bars=_bars(record.outcome),
-        phases=_phases(record),
+        phases=sorted((one for attempt in attempts for one in phases_in(attempt)), key=lambda one: one.rank),
+        steps=[line for attempt in attempts[:1] for file in read_phases(attempt, [0]).values() for line in file.lines],
+        observed=[note_path(attempt, 0).stat().st_mtime for attempt in attempts if note_path(attempt, 0).exists()],
         metrics=last_metrics(record.directory),
-        losses=losses,
-        points=_thinned(losses),
+        curves=curves_in(printed),
+        elsewhere={name: shown(address) for name, address in also_shown(printed).items()},
         lines=lines[-_MOST_LINES:],
         left_out=len(lines) > _MOST_LINES or any(part.start > 0 or part.cut_bytes for part in parts),
         ranks=sorted({rank for rank, *_ in lines[-_MOST_LINES:]}),
@@ -135,54 +135,23 @@ def _moment(at_s: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at_s))
 
 
-def _phases(record: RunRecord) -> list[RankPhases]:
-    """Return the phases of each rank's steps in the last attempt, from where step times have settled."""
-    phases = [
-        phases
-        for _, folder in numbered(record.directory, "node")
-        for _, attempt in numbered(folder, "attempt")[-1:]
-        for phases in phases_in(attempt)
-    ]
-    return sorted(phases, key=lambda phases: phases.rank)
+def _source_around(record: RunRecord, cause: Diagnosis | None) -> list[tuple[int, str]]:
+    """Return the numbered lines around the failed call; none if its file is gone or has changed there."""
+    for call in () if cause is None else cause.calls[-1:]:
+        name, _, number = call.place.partition(" ")[0].rpartition(":")
+        for file in record.value("code") or {}:
+            with suppress(OSError, IndexError):
+                lines = list(map(shown, read_plain(Path(record.value("cwd"), file)).splitlines()))
+                if file.endswith(name) and call.source and lines[int(number) - 1].strip().startswith(call.source):
+                    first = max(1, int(number) - _AROUND)
+                    return list(enumerate(lines[first - 1 : int(number) + _AROUND], first))
+    return []
 
 
-def _losses(files: Sequence[LogFile]) -> list[tuple[float, str]]:
-    """Return the losses that rank 0 printed in its last attempt, in order, each with the step in its line, or "".
-
-    Only the beginning of a large file is searched.
-    """
-    losses: list[tuple[float, str]] = []
-    printed = [file for file in files if file.rank == 0]
-    for file in printed:
+def _printed(files: Sequence[LogFile]) -> list[bytes]:
+    """Return the lines that rank 0 printed in its last attempt; only the beginning of a large file is read."""
+    lines: list[bytes] = []
+    for file in files:
         with suppress(OSError), open(open_plain(file.path), "rb") as log:
-            for line in re.findall(
-                rb"[^\r\n]+[\r\n]", log.read(_MOST_BYTES if file.attempt == printed[-1].attempt else 0)
-            ):
-                if (loss := LOSS.search(line)) is not None:
-                    match = next((match for pattern in STEPS if (match := pattern.search(line))), None)
-                    step = "" if match is None else match["step" if "step" in match.re.groupindex else 1].decode()
-                    losses.append((float(loss["loss"]), step))
-    return losses
-
-
-def _thinned(losses: Sequence[tuple[float, str]]) -> list[float]:
-    """Return few enough points of the loss curve: means of as many losses each, not finite if one of them is not."""
-    size = -(-len(losses) // _MOST_POINTS) or 1
-    return [mean(loss for loss, _ in losses[at : at + size]) for at in range(0, len(losses), size)]
-
-
-class Bar(NamedTuple):
-    """One rank of one attempt on the time axis; times are seconds since the epoch."""
-
-    attempt: AttemptOutcome
-    rank: RankOutcome
-    begun_s: float
-    ended_s: float
-
-
-def _bars(outcome: RunOutcome | None) -> list[Bar]:
-    return [
-        Bar(attempt, rank, rank.started_s or attempt.started_s, rank.ended_s or attempt.ended_s)
-        for attempt in (outcome.attempts if outcome is not None else ())
-        for rank in attempt.ranks
-    ]
+            lines += re.findall(rb"[^\r\n]+[\r\n]", log.read(_MOST_BYTES * (file.attempt == files[-1].attempt)))
+    return lines

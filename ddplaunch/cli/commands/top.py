@@ -16,9 +16,9 @@ from ddplaunch.cli.which_run import running_run
 from ddplaunch.hosts.session.each_host import EachHost
 from ddplaunch.planning.flag import Flag
 from ddplaunch.records.run_states import RunSummary, summary
+from ddplaunch.ui.live.top_view import TopView, top_text
 from ddplaunch.ui.ps_view import number_of_ranks
 from ddplaunch.ui.terminal import Terminal, write
-from ddplaunch.ui.top_view import TopView, top_text
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.frozen import dataclass
@@ -120,7 +120,7 @@ def _sampled(watched: Watched, interval_s: float, most: int | None) -> Iterator[
 
 def _on_screen(watched: Watched, header: _About, due_times: Iterator[float]) -> bool:
     """Draw until the last sample, or until the user leaves; return whether the user left."""
-    from ddplaunch.ui.live_screen import LiveScreen  # only here, because it imports rich
+    from ddplaunch.ui.live.live_screen import LiveScreen  # only here, because it imports rich
 
     with LiveScreen(Terminal.of(sys.stdout)) as screen:
         for due_s in due_times:

@@ -14,8 +14,8 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
+from ddplaunch.ui.live.top_view import TopView, top_lines
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.ui.top_view import TopView, top_lines
 
 
 class LiveScreen:

@@ -1,0 +1,1 @@
+"""What `top` shows while a run trains, and the screen that shows it."""
