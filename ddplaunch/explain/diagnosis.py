@@ -217,7 +217,6 @@ class RunFacts:
     shm_size_bytes: int | None = None
     full_disks: tuple[tuple[str, str], ...] = ()
     slurm_job: str | None = None
-    slurm_memory_bytes: int | None = None
     stopped_by: str | None = None
     launcher_lost: bool = False
     just_ended: bool = False

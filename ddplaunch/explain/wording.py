@@ -8,12 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ddplaunch.explain.decide.choose import BareExit, RootCause, words_above
+from ddplaunch.explain.decide.choose import BareExit, RootCause
 from ddplaunch.explain.decide.collectives import Left, Stuck, Waited
 from ddplaunch.explain.decide.recorded import (
     OF_CUDA,
     aborted_when_through,
-    memory_limit,
     xid,
 )
 from ddplaunch.explain.diagnosis import Diagnosis, Raised, RankEnd, RunFacts, line_of
@@ -64,22 +63,11 @@ def worded(cause: RootCause) -> Diagnosis:
     through = aborted_when_through(facts, cause.rank) if cause.code in ("aborted", "unknown") else None
     cause = cause if through is None else replace(cause, code="aborted-at-exit")
     words = _words(cause) if through is None else say("aborted-at-exit", **_at_exit(cause, through))
-    cause = replace(cause, rank=None) if _awaits_nobody(cause) else cause
     line = cause.candidate.line.text if cause.candidate is not None else ""
     dumped = bool(cause.dumped) or "Fatal Python error" in line
     concrete = tuple(_command_fixes(cause.code, facts, dumped))
     general = _still_to_do([fix for fix in words.fixes if not (concrete and _GENERAL.search(fix))], facts, dumped)
     raised = cause.candidate.raised if cause.candidate is not None and cause.speaks else None
-    of_program = raised is not None and raised.type.endswith("CalledProcessError")
-    aborted = "Signal: Aborted" in line or line.startswith("Fatal Python error: Aborted")
-    said: tuple[Line, ...] = ()
-    if cause.candidate is not None and (of_program or aborted):
-        said = words_above(cause.candidate.line, scanned)
-        text, at = reason_text(said)[:_QUOTED], f", at {cause.frame}" if cause.frame else ""
-        spoken = say(
-            "program-failed" if of_program else "aborted-in-words", who=_who(cause, "the script"), text=text, at=at
-        )
-        words = words._replace(**{name: value for name, value in spoken._asdict().items() if value and said})
     if cause.candidate is not None and raised is not None:
         raised = replace(raised, notes=notes_below(cause.candidate.line, scanned))
     if cause.code == "gpu-fault" and (reported := xid(facts)):
@@ -92,21 +80,10 @@ def worded(cause: RootCause) -> Diagnosis:
         tuple(dict.fromkeys((*concrete, *general))),
         cause.rank,
         cause.host,
-        tuple(dict.fromkeys(line.evidence for line in (*cause.lines, *said))),
+        tuple(dict.fromkeys(line.evidence for line in cause.lines)),
         raised,
         cause.calls,
     )
-
-
-def _awaits_nobody(cause: RootCause) -> dict[str, str] | None:
-    """Return which rank the script waits for although the launch has fewer ranks; None if it does not."""
-    candidate = cause.candidate
-    waits = candidate is not None and candidate.code == "rendezvous-failed"
-    awaited = candidate.groups.get("culprit", "") if candidate is not None and waits else ""
-    ranks = _number(cause.case.facts, "world_size")
-    if not (awaited.isdecimal() and ranks is not None and int(awaited) >= ranks):
-        return None
-    return {"awaited": awaited, "ranks": str(ranks)}
 
 
 def _at_exit(cause: RootCause, end: RankEnd) -> dict[str, str]:
@@ -130,11 +107,12 @@ def _words(cause: RootCause) -> Words:
         return _unknown(cause)
     if cause.case.waits.waited and (waiting := _waiting(cause, cause.case.waits)) is not None:
         return waiting
-    signature = candidate.signature
+    signature, awaited = candidate.signature, candidate.groups.get("culprit", "")
     if candidate.raised is not None and not candidate.is_known:
         return _exception(cause, candidate.raised)
-    if (never := _awaits_nobody(cause)) is not None:
-        return say("awaits-nobody", **never)
+    ranks = _number(cause.case.facts, "world_size")
+    if signature.code == "rendezvous-failed" and awaited.isdecimal() and 0 < (ranks or 0) <= int(awaited):
+        return say("awaits-nobody", awaited=awaited, ranks=str(ranks))
     if signature.code != cause.code:  # the timeouts of all ranks together say more than the first one found
         signature = next((each for each in all_signatures() if each.code == cause.code), signature)
     sizes = _by_sizes(candidate.groups) if signature.code == "cuda-out-of-memory" else None
@@ -259,8 +237,7 @@ def _name_of_exit(cause: RootCause, ended: BareExit) -> str:
 def _outside(cause: RootCause, line: Line) -> Words:
     """Return the texts for an end that only the kernel or the cgroup explains."""
     by = f" by {status_text(cause.ended.exit.code, cause.ended.exit.seen)}" if cause.ended is not None else ""
-    limit = memory_limit(cause.case.facts) if cause.code == "host-out-of-memory" else None
-    reason = limit or f"{line.file} says: {line.text.strip()[:120]}"
+    reason = f"{line.file} says: {line.text.strip()[:120]}"
     words = say("ended-outside", who=_who(cause, "a process of the run"), by=by, reason=reason)
     shown = [hit.signature for hit in matcher().hits(line)] or list(all_signatures())  # the kernel's line, else any
     fixes = next((each.fixes for each in shown if each.code == cause.code and each.fixes), words.fixes)

@@ -107,16 +107,12 @@ def _facts(record: RunRecord) -> RunFacts | None:
 
 
 def facts_of_run(run: Mapping[str, Any]) -> RunFacts:
-    """Return the facts in run.json: the plan, the command as typed, the Slurm job and its memory limit."""
+    """Return the facts in run.json: the plan, the command as typed, and the Slurm job."""
     plan, argv, environment = run.get("plan"), run.get("argv"), run.get("environment")
-    memory_mib = as_text(environment.get("SLURM_MEM_PER_NODE")) if isinstance(environment, dict) else None
     return RunFacts(
         plan=plan if isinstance(plan, dict) else None,
         argv=tuple(map(str, argv)) if isinstance(argv, list) else None,
         slurm_job=as_text(environment.get("SLURM_JOB_ID")) if isinstance(environment, dict) else None,
-        slurm_memory_bytes=int(memory_mib) << 20
-        if memory_mib and re.fullmatch("[1-9][0-9]{0,9}", memory_mib)
-        else None,
     )
 
 

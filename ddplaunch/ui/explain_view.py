@@ -1,4 +1,4 @@
-"""Shows a diagnosis as a finding with the story of the failed rank, and explains a diagnosis code."""
+"""Shows a diagnosis as a finding with the story of the failed rank, explains a diagnosis code, and shows stacks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ddplaunch.explain.diagnosis import Diagnosis, Echo, Explanation, UserCall
 from ddplaunch.explain.signatures import Signature
+from ddplaunch.explain.stacks.parse import RankStack, place_of
 from ddplaunch.ui.speech import finding_text
 from ddplaunch.ui.terminal import Terminal, cut
 from ddplaunch.values.finding import Finding, Severity
@@ -123,3 +124,20 @@ def code_text(code: str, signatures: Sequence[Signature], terminal: Terminal) ->
 def _generally(text: str) -> str:
     """Return a sentence with each placeholder for text from a log as a word in capitals: ``ls -l PATH``."""
     return re.sub(r"\{(\w+)\}", lambda match: match[1].upper(), text)
+
+
+def stack_text(stack: RankStack, who: str = "") -> str:
+    """Return all threads of a rank as text, in the order and format of faulthandler."""
+    head = f"{who or f'rank {stack.rank}'}, pid {stack.pid}" + (f", by {stack.source}" if stack.source else "")
+    lines = [head]
+    if stack.kernel:
+        lines.append(f"  waits in the kernel: {stack.kernel}" + (f", reading {stack.reads}" if stack.reads else ""))
+    if stack.problem:
+        lines.append(f"  no stack: {stack.problem}")
+    for position, thread in enumerate(stack.threads):
+        name = thread.name or ("main" if position == 0 else "another")
+        lines.append(f"  thread {name} (most recent call first):")
+        lines += [f'    File "{frame.file}", line {frame.line} in {frame.function}' for frame in thread.frames]
+    what = "DataLoader worker" if place_of(stack).kind == "loader" else "process"
+    workers = (stack_text(worker, f"{what} of rank {stack.rank}") for worker in stack.workers)
+    return "\n".join(lines) + "\n" + "".join(workers)

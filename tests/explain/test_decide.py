@@ -43,7 +43,7 @@ def test_survivors_that_lost_a_peer_are_the_cascade() -> None:
 
 
 def test_every_rank_that_lost_a_peer_is_named_and_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    for ranks, most, kept in ((63, 16_384, 63), (2000, 16_384, 2000), (2000, 1024, 1024)):
+    for ranks, most, kept in ((63, 16_384, 63), (63, 32, 32)):
         monkeypatch.setattr(explain_logs, "_MOST_ECHOES", most)
         answer = explained("".join(map(lost, range(ranks))) + raised(ranks, "KeyError: 'title'"))
         assert answer.diagnosis is not None and answer.diagnosis.rank == ranks
@@ -178,14 +178,12 @@ CAUSED = "[rank1]: The above exception was the direct cause of the following exc
         (RESET, "who serves it"),
         ("BrokenPipeError: [Errno 32] Broken pipe", "who serves it"),
         (LEFT, "num_workers=0"),
-        ("mylib.errors.bad_config: lr must be positive", "train.py:31"),
     ],
 )
 def test_any_uncaught_exception_of_the_rank_that_failed_first_is_the_diagnosis(error: str, fix: str) -> None:
     found = recorded((raised(0, error), ended(0, 1)), (lost(1), ended(1, 1, 5.2)), ("", told(2)))
     assert (found.code, found.rank) == ("script-exception", 0)
-    message = error.rpartition(".bad_config: ")[2] if "bad_config" in error else error.partition(": ")[2]
-    assert message[:40] in found.what and "train.py:31" in found.what
+    assert error.partition(": ")[2][:40] in found.what and "train.py:31" in found.what
     assert any(fix in each for each in found.fixes)
 
 

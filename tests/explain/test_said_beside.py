@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ddplaunch.explain.diagnosis import LogSource, RunFacts
 from ddplaunch.explain.explain_logs import explain_texts
-from tests.explain.logs import diagnosed, ended, lost, raised, recorded, summary, told
+from tests.explain.logs import diagnosed, ended, lost, raised, recorded, told
 
 NOTED = raised(None, "ValueError: invalid literal for int() with base 10: 'x12'")
 NOTE = "while reading shard 7 of train.tsv: column lr\n"
@@ -29,28 +29,6 @@ def test_what_follows_and_is_no_part_of_it_is_none() -> None:
         assert found.exception is not None and found.exception.notes == ()
     found = diagnosed(NOTED + "the words of nobody knows whom\n")
     assert found.exception is not None and found.exception.notes == ()
-
-
-def test_a_program_that_failed_is_quoted() -> None:
-    text = "loading\n" + TAR + raised(None, STARTED)
-    found = recorded((text, ended(1, 1)), ("ready\n", told(0)))
-    assert found.rank == 1 and "stands: tar: /data/train.tar: Cannot open" in found.why
-    assert any(each.text.startswith("tar: Error") for each in found.evidence)
-
-
-def test_the_exception_of_a_program_says_more_than_what_its_launcher_prints() -> None:
-    own, inner = "/home/kim/train.py", "/home/kim/inner.py"
-    failed = raised(None, "ZeroDivisionError: division by zero", inner) + summary((0, 1, 44))
-    found = recorded((failed + raised(None, STARTED, own), ended(1, 1)), ("ready\n", told(0)))
-    assert found.why.endswith("above the traceback stands: ZeroDivisionError: division by zero")
-    handled = (
-        raised(None, "KeyError: 'of the rank itself'", own)
-        + "loading a shard\n" * 20
-        + TAR
-        + raised(None, STARTED, own)
-    )
-    found = recorded((handled, ended(1, 1)), ("ready\n", told(0)))
-    assert "stands: tar: /data/train.tar: Cannot open" in found.why
 
 
 def test_a_folder_above_a_missing_one_is_what_failed() -> None:

@@ -27,10 +27,10 @@ from ddplaunch.explain.stacks.parse import (
     from_faulthandler,
     groups,
     place_of,
-    stack_text,
 )
 from ddplaunch.hosts.local.rank_stacks import SIGNAL, LiveRank, take_stacks
 from ddplaunch.machine.processes.process_table import read_process
+from ddplaunch.ui.explain_view import stack_text
 from ddplaunch.values.finding import ExitStatus
 from tests.agent.guarded import Guarded, until
 from tests.cli.cli_calls import Call, call, folder

@@ -24,13 +24,12 @@ from ddplaunch.explain.stacks.parse import (
     evidence_of,
     groups,
     place_of,
-    stack_text,
 )
 from ddplaunch.hosts.local.rank_stacks import LiveRank, take_stacks, with_workers
 from ddplaunch.machine.files import read_end
 from ddplaunch.machine.processes.process_table import read_stat
 from ddplaunch.records.json_files import replace_file
-from ddplaunch.ui.explain_view import as_finding
+from ddplaunch.ui.explain_view import as_finding, stack_text
 from ddplaunch.ui.speech import finding_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import Severity

@@ -13,7 +13,7 @@ from ddplaunch.cli.parsing.command import LIVE_RUN, RUN_DIR, Command
 from ddplaunch.cli.streams import answer, answer_json, say, tell_findings
 from ddplaunch.cli.which_run import other_hosts, running_run
 from ddplaunch.explain.stacks.hang import NoProgress, hang_diagnosis
-from ddplaunch.explain.stacks.parse import RankGroup, RankStack, groups, stack_text
+from ddplaunch.explain.stacks.parse import RankGroup, RankStack, groups
 from ddplaunch.hosts.local.rank_stacks import LiveRank, take_stacks, with_workers
 from ddplaunch.hosts.session.each_host import EachHost
 from ddplaunch.machine.processes.run_processes import RunProcesses, rank_of
@@ -21,7 +21,7 @@ from ddplaunch.planning.flag import Flag
 from ddplaunch.records.launchers import Launched
 from ddplaunch.records.log_files import log_parts
 from ddplaunch.records.run_states import recorded_at
-from ddplaunch.ui.explain_view import as_finding
+from ddplaunch.ui.explain_view import as_finding, stack_text
 from ddplaunch.ui.table import table
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.codec import from_plain, plain

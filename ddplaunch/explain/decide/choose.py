@@ -12,7 +12,7 @@ from ddplaunch.explain.decide.collectives import Left, Waited, first_never_done,
 from ddplaunch.explain.decide.fate import BARE, OUTSIDE, Case, Failure, of_peers, with_fates
 from ddplaunch.explain.decide.work import CHATTER, COUNT, PROGRESS, ended_well, unfinished_report
 from ddplaunch.explain.diagnosis import NOTHING_KNOWN, Certainty, RunFacts, UserCall
-from ddplaunch.explain.read.lines import Line, names_exception
+from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.scan import Hit, Scanned
 from ddplaunch.explain.read.trailer import RankExit, exit_code
 from ddplaunch.explain.signatures import Tier
@@ -38,7 +38,6 @@ _REPORTS = re.compile(r"^Traceback |NCCL INFO |^Failures:|^Root Cause|^Killing s
 _OF_SHELL = {126: ("permission-denied", "ermission denied"), 127: ("script-not-found", "No such file or directory")}
 _SIGNALLED = 129  # from here on, a status may be that of a signal
 _LAST, _QUOTED = 8, 4  # last lines to search for a reason; lines to quote from there on
-_ABOVE = 20  # lines above a launcher's output to search for a program's exception
 
 
 @dataclass(frozen=True)
@@ -120,19 +119,6 @@ def _is_message(line: Line) -> bool:
     sentence = words >= 4 and len(COUNT.findall(line.text)) <= 1  # "the loss diverged at epoch 3"
     on_stderr = words >= 2 and ".err" in line.file and not PROGRESS.search(line.text)
     return (sentence or on_stderr) and not _RECORD.search(line.text)
-
-
-def words_above(line: Line, scanned: Scanned) -> tuple[Line, ...]:
-    """Return the lines above the traceback at ``line`` that read like a reason: a program's own words.
-
-    Programs that a rank starts print into the rank's files; their exception says more than the rank's own below it.
-    """
-    parts = (part for item in scanned.tracebacks for part in item.parts if part.line.at == line.at)
-    first = next((part.first for part in parts), line.at)
-    above = [item for item in scanned.lines if item.speaker == line.speaker and item.at < first]
-    last = _spoken(above)[-_ABOVE:]
-    raised = [item for item in last if names_exception(item.text)]
-    return tuple(raised[-1:]) or _reason(last[-_LAST:])
 
 
 def code_with_words(ended: BareExit) -> str:

@@ -19,9 +19,6 @@ OF_CUDA = re.compile(r"ncclUnhandledCudaError|unhandled cuda error")
 _KILLED = re.compile(r"Killed? process \d+")
 #: The second form is from kernels before 5.0.
 _XID = re.compile(r"NVRM: Xid \(([^)]+)\): (\d+)\b")
-_LIMIT = re.compile(
-    r"(?:oom-kill:constraint=CONSTRAINT_MEMCG,.*\boom_memcg=|killed as a result of limit of )(/[^,\s]+)"
-)
 _SHM_LEFT = 0.1  # fraction of /dev/shm; a batch needs more
 
 
@@ -113,22 +110,6 @@ def xid(facts: RunFacts) -> str:
     reports = (_XID.search(text) for text in facts.dmesg)
     report = next((match for match in reports if match and match[2] != "45"), None)
     return "" if report is None else f"the driver reported Xid {report[2]} for the GPU at {report[1]}"
-
-
-def memory_limit(facts: RunFacts) -> str | None:
-    """Return a clause on whose memory limit was exceeded, if the kernel's report names a cgroup; otherwise None.
-
-    Slurm names its cgroups ``job_N``, Kubernetes ``kubepods``; Docker and Podman name them after the container.
-    """
-    reports = (_LIMIT.search(text) for text in facts.dmesg)
-    cgroup = next((match[1] for match in reports if match), None)
-    if cgroup is None:
-        return None
-    if job := re.search(r"/job_(\d+)", cgroup):
-        own_bytes = facts.slurm_memory_bytes if facts.slurm_job == job[1] else None
-        return f"job {job[1]} was over its memory limit{f' of {size_text(own_bytes)}' if own_bytes else ''}"
-    whose = "the container" if re.search(r"kubepods|docker|libpod|containerd", cgroup) else f"its cgroup `{cgroup}`"
-    return f"{whose} was over its memory limit"
 
 
 def shared_memory_full(facts: RunFacts) -> Line | None:

@@ -20,8 +20,6 @@ _OPENED = re.compile(r"[\w)\]:,;] *\"[^\"]*$")  # a quote opened inside the text
 _LISTS = re.compile(r'"message": "|shutil\.Error: \[')
 #: A comment in a printed script; a Java virtual machine's crash report looks similar.
 _COMMENT = re.compile(r"\s*#+ +(?!.*(?:SIG[A-Z]+ \(|fatal error|insufficient memory|memory allocation))\S")
-#: A line of a translation as fairseq prints it, of a transcript, or of a model's labels.
-_SAMPLE = re.compile(r"[STHDP]-\d+\t|\s*(?i:hyp|ref|src|text|pred|gold|label|prompt|target) ?: ")
 _DIGITS, _SPACES = re.compile(r"\d+"), re.compile(r" {2,}")
 _GOES_ON = re.compile(  # lines that follow an exception but are not part of it
     r"^(?:Traceback|During handling|The above exception|Exception ignored|Error in|Fatal Python|terminate called"
@@ -167,9 +165,7 @@ def scan(lines: Iterable[Line]) -> Scanned:
         kept_lines.append(line)
         tracebacks.feed(line)
         start = line.text[:8]
-        if start and not (
-            ("#" in start and _COMMENT.match(line.text)) or ((":" in start or "\t" in start) and _SAMPLE.match(start))
-        ):
+        if start and not ("#" in start and _COMMENT.match(line.text)):
             hits.extend(find.hits(line))
     tracebacks_found = tuple(tracebacks.finish())
     for part in (part for one_traceback in tracebacks_found for part in one_traceback.parts):

@@ -18,7 +18,6 @@ _LEVELS = r"(?!(?:ERROR|WARNING|INFO|DEBUG|CRITICAL|FATAL):)"
 _RAISED = re.compile(
     rf"^{_LEVELS}((?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*|error|timeout|gaierror|herror)(?:\([A-Z]\w+\))?)(?:: ?(.*))?$"
 )
-_DOTTED = re.compile(r"^((?:[A-Za-z_]\w*\.)+(?!py\b|sh\b)[A-Za-z_]\w*)(?:: (.*))?$")  # directly below the frames only
 _GROUP, _GROUPED = re.compile(r"^\s+(?:\+-[-+]+ \d+ -+|[|+] ?)"), re.compile(r"ExceptionGroup$")
 _IMPORTS = re.compile(r"\b(?:ImportError|ModuleNotFoundError|OSError)$")
 _DOES_WITHOUT = re.compile(
@@ -250,8 +249,6 @@ class Tracebacks:
             return
         waiting = state.waiting
         match = _RAISED.match(text) if waiting else None
-        if match is None and state.header and state.frames and line.at == state.seen + 1:
-            match = _DOTTED.match(text)
         if match and (state.frames or names_exception(text)):
             self._raised(line, match, state)
             return

@@ -81,23 +81,6 @@ def from_faulthandler(text: str) -> tuple[ThreadStack, ...]:
     return tuple(ThreadStack(name, tuple(listed)) for name, listed in reversed(list(threads.values())))
 
 
-def stack_text(stack: RankStack, who: str = "") -> str:
-    """Return all threads of a rank as text, in the order and format of faulthandler."""
-    head = f"{who or f'rank {stack.rank}'}, pid {stack.pid}" + (f", by {stack.source}" if stack.source else "")
-    lines = [head]
-    if stack.kernel:
-        lines.append(f"  waits in the kernel: {stack.kernel}" + (f", reading {stack.reads}" if stack.reads else ""))
-    if stack.problem:
-        lines.append(f"  no stack: {stack.problem}")
-    for position, thread in enumerate(stack.threads):
-        name = thread.name or ("main" if position == 0 else "another")
-        lines.append(f"  thread {name} (most recent call first):")
-        lines += [f'    File "{frame.file}", line {frame.line} in {frame.function}' for frame in thread.frames]
-    what = "DataLoader worker" if place_of(stack).kind == "loader" else "process"
-    workers = (stack_text(worker, f"{what} of rank {stack.rank}") for worker in stack.workers)
-    return "\n".join(lines) + "\n" + "".join(workers)
-
-
 #: What a rank is doing. "collective", "meeting" (making or leaving a process group) and "backward" (where DDP reduces
 #: gradients) need the other ranks; "gpu" waits for a device that may wait for them.
 Kind = Literal["collective", "meeting", "backward", "gpu", "loader", "own", "unknown"]
