@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,6 @@ import torch
 from torch.distributed.elastic.multiprocessing import api
 
 from ddplaunch.agent import has_other_nodes
-from ddplaunch.agent.oom_kills import OOM_KILLS_BEFORE, oom_kills
 from ddplaunch.agent.open_files import raise_limit
 from ddplaunch.agent.plugin.outlets import console_kinds, path_of
 from ddplaunch.agent.plugin.session import Session
@@ -35,6 +35,7 @@ from ddplaunch.agent.torch_patches import (
     spare_children_of_ranks,
     wait_for_ranks,
 )
+from ddplaunch.machine.hardware import OOM_KILLS_BEFORE, oom_kills
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.directory import metrics_path, note_path, through_path
 from ddplaunch.records.own.run_lock import end_with_this_program, set_aside
@@ -54,6 +55,8 @@ class CapturedLogs(api.LogsSpecs):
         self._ending: Ending | None = None
         self._spares: Spares | None = None
         self._ranks: dict[int, int] = {}  # global rank by local rank, in the current attempt
+        if signal.setitimer(signal.ITIMER_REAL, 0)[1]:  # of ``sitecustomize``
+            os.write(2, b"\r\x1b[K")
         try:
             settings = _settings()
             _tell_of_an_unknown_torch()

@@ -3,7 +3,7 @@
 The plug-in (``logs_specs.py``) lives in torchrun's process. The guard (``guard/guard.py``) is a light interpreter that
 the plug-in starts: it reads ranks' output, shows and records it, ends remaining processes when torchrun dies, and
 reports the end. Messages are JSON objects over a ``SOCK_SEQPACKET`` pair; file descriptors travel with them
-(SCM_RIGHTS, unix(7)).
+(SCM_RIGHTS, unix(7)). The request that makes a spare process a rank (``warm/spares.py``) goes over such a pair, too.
 
 Plug-in to guard:
 - ``{"op": "launcher"}`` with one descriptor: the reading end of torchrun's own stderr.
@@ -25,11 +25,12 @@ Guard to plug-in:
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
-_MESSAGE_BYTES = 1 << 18
+_MESSAGE_BYTES = 1 << 16  # what is longer travels as a file in memory, the first descriptor
 _DESCRIPTORS = 250  # the kernel passes 253 at once (SCM_MAX_FD)
 
 
@@ -54,6 +55,11 @@ class RankFailure(TypedDict):
 def send(channel: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
     """Send one message. Raises OSError if the other side is gone."""
     data = json.dumps(message).encode()
+    if len(data) > _MESSAGE_BYTES:
+        with os.fdopen(os.memfd_create("message"), "wb", 0) as file:
+            file.write(data)
+            send(channel, {"op": "long"}, [file.fileno(), *descriptors])
+        return
     while len(descriptors) > _DESCRIPTORS:
         socket.send_fds(channel, [b'{"op": "more"}'], list(descriptors[:_DESCRIPTORS]))
         descriptors = descriptors[_DESCRIPTORS:]
@@ -69,5 +75,9 @@ def receive(channel: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
         if not data:
             return None, descriptors
         message = json.loads(data)
+        if message["op"] == "long":
+            with os.fdopen(descriptors.pop(0), "rb") as file:
+                file.seek(0)
+                message = json.load(file)
         if message["op"] != "more":
             return message, descriptors

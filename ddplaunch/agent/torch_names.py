@@ -14,9 +14,6 @@ from typing import Any
 
 from ddplaunch.values.frozen import dataclass
 
-_SEEN = ("2.4", "2.6", "2.8", "2.13", "2.15")
-_SINCE_2_4 = ("2.4", "2.5", "2.6", "2.8", "2.10", "2.13", "2.15")
-
 
 def _release(version: str) -> tuple[int, int]:
     """Return (2, 13) for "2.13.0+cpu"; a custom build, whose version is not a number, counts as the newest."""
@@ -28,7 +25,7 @@ def _release(version: str) -> tuple[int, int]:
 class TorchName:
     """One name, and the module of https://github.com/pytorch/pytorch that defines it.
 
-    ``seen`` are releases of torch that had it, oldest first: older ones do not have it, newer ones should.
+    ``since`` is the oldest release of torch that was seen to have it, of 2.4, 2.6, 2.8, 2.13 and 2.15.
     ``parameters`` are those of a function that is replaced or called, None for anything else. ``in_torchrun``: used in
     torchrun's own process, otherwise in the ranks. ``beside`` are private names that are used with it: attributes of
     the class's objects, or names in the same module.
@@ -36,7 +33,7 @@ class TorchName:
 
     module: str
     name: str
-    seen: tuple[str, ...]
+    since: str
     why: str
     fallback: str
     parameters: tuple[str, ...] | None = None
@@ -70,7 +67,7 @@ class TorchName:
 
     def expected_in(self, torch: str) -> bool:
         """Return whether the release ``torch`` ("2.16.0+cpu") is at least as new as the first one with the name."""
-        return _release(torch) >= _release(self.seen[0])
+        return _release(torch) >= _release(self.since)
 
 
 _ELASTIC = "torch.distributed.elastic"
@@ -79,7 +76,7 @@ _PROCESSES = f"{_ELASTIC}.multiprocessing.api"
 SPREAD = TorchName(
     f"{_ELASTIC}.rendezvous.dynamic_rendezvous",
     "_delay",
-    _SINCE_2_4,
+    "2.4",
     'makes the random pause of 0 to 0.3 s before a first rendezvous, "to slightly skew the rendezvous attempts across '
     'the nodes"; 2.15 has a second use of it',
     "a node that waits for no other pauses too",
@@ -88,7 +85,7 @@ SPREAD = TorchName(
 START = TorchName(
     _PROCESSES,
     "PContext.start",
-    _SINCE_2_4,
+    "2.4",
     "tells when all ranks of an attempt are started, with their pids",
     "the guard looks for ranks by the token of their launch, a second signal breaks off torchrun's orderly end",
     ("self",),
@@ -96,7 +93,7 @@ START = TorchName(
 MONITOR = TorchName(
     f"{_ELASTIC}.agent.server.local_elastic_agent",
     "LocalElasticAgent._monitor_workers",
-    ("2.13",),
+    "2.13",
     "tells which ranks torchrun has seen fail; `_remaining_restarts` is set to 0 where a restart cannot help",
     "the guard knows what it saw itself, and each failure is followed by a restart until `--max-restarts` is used up",
     ("self", "worker_group"),
@@ -105,7 +102,7 @@ MONITOR = TorchName(
 CLOSE = TorchName(
     _PROCESSES,
     "PContext.close",
-    _SEEN,
+    "2.4",
     "ends the ranks and waits for them; where another rank has died torchrun has it wait 30 s, whatever was asked for",
     "ranks have 30 s to end after another one's death",
     ("self", "death_sig", "timeout"),
@@ -113,7 +110,7 @@ CLOSE = TorchName(
 CLOSE_RANK = TorchName(
     f"{_ELASTIC}.multiprocessing.subprocess_handler",
     "SubprocessHandler.close",
-    ("2.13",),
+    "2.13",
     "ends one rank by a signal to its whole process group, DataLoader workers included; the rank alone gets it now",
     "a rank with DataLoader workers cannot save on SIGTERM: they die of it first",
     ("self", "death_sig"),
@@ -122,7 +119,7 @@ CLOSE_RANK = TorchName(
 ON_SIGNAL = TorchName(
     _PROCESSES,
     "_terminate_process_handler",
-    _SEEN,
+    "2.4",
     "torchrun's handler of signals, recognised to put ddplaunch's in front of it",
     "a second signal breaks off torchrun's orderly end",
     ("signum", "frame"),
@@ -130,7 +127,7 @@ ON_SIGNAL = TorchName(
 POPEN = TorchName(
     f"{_ELASTIC}.multiprocessing.subprocess_handler",
     "SubprocessHandler._popen",
-    _SINCE_2_4,
+    "2.4",
     "starts one rank. There is no official place for a warm start: entry points choose logs and events, `--run-path "
     "--start-method fork` forks from a process with threads and hides the script's `sys.path`, `atexit` and signals. "
     "Here the command line, the environment and the opened outputs (`_stdout`, `_stderr`) are final",
@@ -141,7 +138,7 @@ POPEN = TorchName(
 ENGINE = TorchName(
     "torch.autograd.variable",
     "Variable._execution_engine",
-    _SEEN,
+    "2.4",
     "runs backward passes; `rank_site/ddplaunch_phases.py` puts one in its place that notes when they begin and end",
     "`--phases` does not know how long forward and backward passes take",
     in_torchrun=False,
@@ -149,7 +146,7 @@ ENGINE = TorchName(
 FETCH = TorchName(
     "torch.utils.data.dataloader",
     "_BaseDataLoaderIter.__next__",
-    _SEEN,
+    "2.4",
     "fetches a batch; `rank_site/ddplaunch_phases.py` notes when it is looked up and let go of",
     "`--phases` does not know how long ranks wait for data",
     ("self",),
@@ -158,7 +155,7 @@ FETCH = TorchName(
 WORK_WAIT = TorchName(
     "torch._C._distributed_c10d",
     "Work.wait",
-    _SEEN,
+    "2.4",
     "waits for a collective of the script's own; `rank_site/ddplaunch_phases.py` notes it as the one before",
     "`--phases` does not know how long ranks wait for collectives of the script's own",
     in_torchrun=False,
@@ -166,7 +163,7 @@ WORK_WAIT = TorchName(
 DDP_TIMES = TorchName(
     "torch.nn.parallel.distributed",
     "DistributedDataParallel._get_ddp_logging_data",
-    _SEEN,
+    "2.4",
     "knows how long a backward pass waited for gradients of other ranks; `rank_site/ddplaunch_timeline.py` asks it, "
     "and has it measure each pass on the CPU",
     "`--phases` ends at the first step",
@@ -178,7 +175,7 @@ _NOT_COMPARED = "what ranks train with is not compared with the plan"
 ITERATOR = TorchName(
     "torch.utils.data.dataloader",
     "_BaseDataLoaderIter.__init__",
-    _SEEN,
+    "2.4",
     "begins an epoch; `rank_site/ddplaunch_observer.py` notes each iterator, and asks it what it gives",
     _NOT_COMPARED,
     ("self", "loader"),
@@ -188,7 +185,7 @@ ITERATOR = TorchName(
 GET_ITERATOR = TorchName(
     "torch.utils.data.dataloader",
     "DataLoader._get_iterator",
-    _SEEN,
+    "2.4",
     "begins an epoch, and starts DataLoader's workers; `rank_site/ddplaunch_phases.py` notes how long that takes",
     "`--phases` counts beginning an epoch among the rest of a step",
     ("self",),
@@ -197,7 +194,7 @@ GET_ITERATOR = TorchName(
 WORKER_SIGNALS = TorchName(
     "torch.utils.data._utils.signal_handling",
     "_set_worker_signal_handlers",
-    ("2.13",),
+    "2.13",
     "has a DataLoader worker die of SIGTERM; `rank_site/ddplaunch_marks.py` lets only its rank end it",
     "a rank cannot save where a batch system sends SIGTERM to its workers, too",
     in_torchrun=False,
@@ -206,7 +203,7 @@ WORKER_SIGNALS = TorchName(
 WRAPPED = TorchName(
     "torch.nn.parallel.distributed",
     "DistributedDataParallel.__init__",
-    _SEEN,
+    "2.4",
     "wraps a model; `rank_site/ddplaunch_observer.py` compares the parameters of ranks unless a hook sends others",
     "whether ranks have the same parameters is not looked at",
     in_torchrun=False,
@@ -215,7 +212,7 @@ WRAPPED = TorchName(
 GROUPS = TorchName(
     "torch.distributed.distributed_c10d",
     "_world",
-    _SEEN,
+    "2.4",
     "knows all process groups; `rank_site/ddplaunch_observer.py` asks each how many collectives it has begun",
     "that ranks exchanged nothing in their first steps is not noticed",
     in_torchrun=False,
@@ -223,7 +220,7 @@ GROUPS = TorchName(
 SEQUENCE = TorchName(
     "torch._C._distributed_c10d",
     "ProcessGroup._get_sequence_number_for_group",
-    _SEEN,
+    "2.4",
     "counts the collectives that a process group has begun; `rank_site/ddplaunch_observer.py` asks it",
     "that ranks exchanged nothing in their first steps is not noticed",
     in_torchrun=False,

@@ -69,7 +69,8 @@ def judge_failures(is_final: Callable[[dict[int, Any]], bool]) -> None:
 
     def monitor(theirs: Any, agent: Any, group: Any) -> Any:
         result = theirs(agent, group)
-        if (failures := getattr(result, "failures", None)) and agent._remaining_restarts and is_final(failures):
+        failures = getattr(result, "failures", None)
+        if failures and getattr(agent, "_remaining_restarts", 0) and is_final(failures):
             agent._remaining_restarts = 0
         return result
 
@@ -133,8 +134,7 @@ def limit_files_of_ranks(limit: tuple[int, int]) -> None:
             resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limit)
         return process
 
-    if limit[0] != limit[1]:
-        _replace(POPEN, start_one)
+    _replace(POPEN, start_one)
 
 
 class RankCpus:

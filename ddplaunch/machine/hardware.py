@@ -18,6 +18,9 @@ from ddplaunch.machine.facts import CpuFacts, LimitFacts, MemoryFacts, NvidiaFac
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
 
+#: The variable in which the agent passes ``oom_kills()`` from before a run to its end.
+OOM_KILLS_BEFORE = "DDPLAUNCH_OOM_KILLS_BEFORE"
+
 
 @dataclass(frozen=True)
 class CgroupLevels:
@@ -126,6 +129,20 @@ def probe_memory(root: Path = Path("/")) -> MemoryFacts | Unavailable:
 def _table(path: str) -> dict[str, int]:
     """Return the numbers in a file with lines ``name number`` or ``name: number kB``; nothing if it cannot be read."""
     return {name: int(number) for name, number in _NAMED_NUMBER.findall(files.read(path) or "")}
+
+
+def oom_kills() -> int | None:
+    """Return how many processes of this cgroup the kernel has killed for memory so far, None if unknown.
+
+    ``oom_kill`` in memory.events, or in memory.oom_control with cgroup v1:
+    https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files
+    """
+    for folder in levels("memory").folders:
+        for name in ("memory.events", "memory.oom_control"):
+            match = re.search(r"^oom_kill (\d+)$", files.read(f"{folder}/{name}") or "", re.MULTILINE)
+            if match:
+                return int(match[1])
+    return None
 
 
 def probe_shm(root: Path = Path("/")) -> ShmFacts | Unavailable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -13,6 +14,7 @@ import sys
 import termios
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,7 +47,8 @@ def test_order_of_stdout_and_stderr_in_one_pipe(tmp_path: Path) -> None:
 def test_terminal(tmp_path: Path) -> None:
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 101, 0, 0))
-    run = Run(tmp_path, "terminal", "--show", "0", stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
+    ends: dict[str, Any] = {"stdin": slave, "stdout": slave, "stderr": slave}
+    run = Run(tmp_path, "terminal", "--show", "0", **ends, start_new_session=True, env={"TERM": "xterm"})
     os.close(slave)
     shown = b""
     until = time.monotonic() + DEADLINE_S
@@ -63,8 +66,10 @@ def test_terminal(tmp_path: Path) -> None:
             run.process.send_signal(signal.SIGWINCH)  # the kernel sends it where this is the controlling terminal
     assert run.process.wait(DEADLINE_S) == 0
     os.close(master)
-    assert b"True True (101, 33)\x1b[1mbold\x1b[0m\rover\r\n" in shown, shown
-    assert b"now [(90, 44)" in shown
+    before, rank_0, after = shown.partition(b"True True (101, 33)\x1b[1mbold\x1b[0m\rover\r\n")
+    assert rank_0 and b"now [(90, 44)" in after, shown
+    assert re.search(rb"\r\x1b\[Kddplaunch: \d+ s: torchrun imports torch\r", before), "a line that passes"
+    assert before.endswith(b"\r\x1b[K") and b"\x1b[K" not in after, "the first output replaces it"
 
 
 def test_ranks_outlive_guards(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 
 from ddplaunch.agent.end.evidence import kernel_lines
-from ddplaunch.agent.oom_kills import oom_kills
 from ddplaunch.agent.plugin.outlets import (
     close,
     console_kinds,
@@ -21,6 +20,8 @@ from ddplaunch.agent.plugin.outlets import (
 )
 from ddplaunch.agent.plugin.session import guard_argv
 from ddplaunch.agent.plugin.torchrun_end import error_text, failures_of, fallback_status
+from ddplaunch.agent.rank_site import sitecustomize
+from ddplaunch.machine.hardware import oom_kills
 from ddplaunch.records.find import read_run
 from ddplaunch.records.own.run_lock import set_aside
 
@@ -52,6 +53,28 @@ def test_outlets_carry_bytes_as_they_are() -> None:
     close(outlets)
     with pytest.raises(OSError):
         os.fstat(outlets[0].read)
+
+
+@pytest.mark.parametrize(
+    ("changes", "terminals", "watched"),
+    [
+        ({}, (1, 2), True),
+        ({"CI": "true"}, (1, 2), False),
+        ({"TERM": "dumb"}, (1, 2), False),
+        ({"DDPLAUNCH_AGENT": '{"run_id":"r","quiet":true}'}, (1, 2), False),
+        ({}, (2,), False),
+        ({}, (1,), False),
+    ],
+)
+def test_only_who_looks_at_a_terminal_is_told_what_goes_on(
+    changes: dict[str, str], terminals: tuple[int, ...], watched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = {"DDPLAUNCH_TYPED": "1.0", "DDPLAUNCH_AGENT": '{"run_id":"r"}', "TERM": "xterm"}
+    monkeypatch.setattr(os, "environ", launch | changes)
+    monkeypatch.setattr(os, "isatty", lambda descriptor: descriptor in terminals)
+    assert sitecustomize.is_watched() is watched
+    monkeypatch.setattr(os, "environ", {"TERM": "xterm"})  # torchrun without ddplaunch, or with --no-capture
+    assert not sitecustomize.is_watched()
 
 
 def test_failures_of_torchrun() -> None:

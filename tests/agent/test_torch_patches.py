@@ -68,7 +68,7 @@ def shown(name: TorchName) -> str:
 def test_the_installed_torch_has_the_name(name: TorchName) -> None:
     installed = version("torch")
     assert name.is_known() if name.expected_in(installed) else name.value() is None
-    assert name.why and name.fallback and "2.13" in name.seen
+    assert name.why and name.fallback and name.since in ("2.4", "2.13")
 
 
 def test_this_torch_is_known() -> None:

@@ -99,7 +99,7 @@ def test_an_interpreter_with_a_target_is_a_python_command() -> None:
 
 def test_messages_arrive_whole_with_their_descriptors(tmp_path: Path) -> None:
     here, there = socket.socketpair(type=socket.SOCK_SEQPACKET)
-    request = Request(["python", "-u", "\udcff.py"], {"LARGE": "x" * 100_000, "ODD": "\udcfe"}, [0, 1])
+    request = Request(["python", "-u", "\udcff.py"], {"LARGE": "x" * 3_000_000, "ODD": "\udcfe"}, [0, 1])
     with (tmp_path / "file").open("w") as file:
         pid = os.fork()
         if pid == 0:

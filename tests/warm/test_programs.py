@@ -133,9 +133,11 @@ def test_a_thread_of_a_preloaded_module_makes_the_start_cold(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize(("number", "why"), [("SIGKILL", "has ended"), ("SIGSTOP", "does not answer")])
-def test_a_rank_starts_cold_where_the_process_that_was_forked_for_it_is_lost(number: str, why: str, which: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "which", "why"),
+    [("SIGKILL", 0, ""), ("SIGKILL", 1, ""), ("SIGSTOP", 1, "timed out")],
+)
+def test_a_rank_starts_cold_where_the_process_that_was_forked_for_it_is_lost(number: str, which: int, why: str) -> None:
     done = subprocess.run(
         [sys.executable, "-u", str(PROGRAMS / "loses_spare.py"), number, str(which)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -145,5 +147,5 @@ def test_a_rank_starts_cold_where_the_process_that_was_forked_for_it_is_lost(num
     )
     *ranks, ends, left = done.stdout.splitlines()
     assert sorted(ranks) == (["0 0", "0 1"] if which == 0 else ["0 1", "1 0"]), done
-    assert ends == f"[0, 0] cold start: the process that was forked for a rank {why}"
+    assert ends.startswith("[0, 0] cold start: the process that was forked for a rank was lost: ") and why in ends
     assert left == "[]"

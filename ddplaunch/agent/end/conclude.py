@@ -39,8 +39,12 @@ _LINE_CHARS = 500
 RESTART_ALWAYS = "DDPLAUNCH_RESTART_ALWAYS"
 #: Codes of failures that each attempt meets in the same way unless it has trained before.
 _CERTAIN = (
-    *("syntax-error", "module-not-found", "script-not-found"),
-    *("script-arguments", "local-rank-argument", "dataset-missing"),
+    "syntax-error",
+    "module-not-found",
+    "script-not-found",
+    "dataset-missing",
+    "script-arguments",
+    "local-rank-argument",
 )
 
 _explained: dict[int, Diagnosis | None] = {}  # diagnoses of earlier attempts, by number, so that none is made twice

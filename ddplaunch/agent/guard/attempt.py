@@ -16,7 +16,6 @@ from ddplaunch.agent.guard.sweep import Owner
 from ddplaunch.agent.protocol import Rank, RankFailure
 from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.process_table import read_stat
-from ddplaunch.machine.processes.stop_processes import status_of_reaped
 from ddplaunch.records.first_failure import SeenEnd, first_to_fail, steady_s, who_ended
 from ddplaunch.values.words import signal_name
 
@@ -106,13 +105,7 @@ class Attempt:
     def has_ended(self, handle: int) -> None:
         """Note the end of the rank whose pidfd is ``handle``, and close the pidfd."""
         one = self.handles.pop(handle)
-        self._note(one)
-        if not one.status:  # torchrun has reaped it, or its status is not readable for us
-            reaped = status_of_reaped(handle)
-            one.status = one.status if reaped is None else reaped
         os.close(handle)
-
-    def _note(self, one: RankLife) -> None:
         one.ended_s = steady_s()
         one.told_to_end = self.ordered_to_end
         self.order.append(one)

@@ -24,6 +24,7 @@ from ddplaunch.agent.guard.rank_streams import Streams
 from ddplaunch.agent.guard.record_file import record_crash
 from ddplaunch.agent.guard.sweep import Owner, Sweeps, grace_of_left, left_by, unannounced
 from ddplaunch.agent.protocol import RankFailure, receive, send
+from ddplaunch.agent.rank_site.sitecustomize import is_watched, starting_line
 from ddplaunch.machine.processes.process_table import is_ending, own_processes, read_stat
 from ddplaunch.machine.processes.stop_processes import send_signal
 from ddplaunch.planning.settings import Settings
@@ -92,6 +93,13 @@ class GuardedRun:
         self._loop.watch(self._wake, self._woken)
         self._loop.watch_process(self._launcher_pid, self._launcher_ended)
         self._signals = LauncherSignals(run)
+        self._console.passing = is_watched()
+        self._show_waiting()
+
+    def _show_waiting(self) -> None:
+        if self._console.passing:
+            self._console.show_passing(starting_line("no output yet"))
+            self._loop.at(time.monotonic() + 1.0, self._show_waiting)
 
     def guard(self) -> int:
         """Guard the run until it has ended and none of its processes is left; return its exit status."""

@@ -77,6 +77,7 @@ class Writer:
                 os.eventfd_write(self._wake, 1)
 
 
+ERASE = b"\r\x1b[K"
 _LIMIT_BYTES = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PATIENCE_S = 5.0
@@ -125,22 +126,38 @@ class Sink:
                     return
                 self.gone = True
                 os.eventfd_write(self._wake, 1)
-        self.at_line_start = data.endswith(b"\n")
+        self.at_line_start = data.endswith((b"\n", ERASE))
         if self.is_terminal and b"\x1b[?25" in data:
             self.cursor_hidden = data.rfind(b"\x1b[?25l") > data.rfind(b"\x1b[?25h")
 
 
 class Console:
-    """Both streams; ``say`` writes ddplaunch's own messages. ``hurried()``: do not wait long for readers."""
+    """Both streams; ``say`` writes ddplaunch's own messages. ``hurried()``: do not wait long for readers.
+
+    ``passing``: a line may be shown by ``show_passing``, as nothing else was shown yet.
+    """
 
     def __init__(self, wake: int) -> None:
         """Write to the guard's descriptors 1 and 2, which are the launcher's."""
         self.out, self.err = Sink(1, wake), Sink(2, wake)
         self.hurried: Callable[[], bool] = lambda: False
+        self.passing = False
         self._voice = self.out if is_same_file(1, 2) else self.err
+
+    def show_passing(self, line: bytes) -> None:
+        """Show a line that ``end_passing`` erases."""
+        self._voice.put(line)
+
+    def end_passing(self) -> None:
+        """Erase the passing line; call it before other output."""
+        if self.passing:
+            self.passing = False
+            self._voice.put(ERASE)
+            self.settle(0.2)
 
     def say(self, text: str) -> None:
         """Write ``text`` to stderr, on its own line, after all earlier data. Never raises."""
+        self.end_passing()
         self._voice.speak(text.encode("utf-8", "surrogateescape"))
 
     def settle(self, seconds: float) -> None:

@@ -186,6 +186,7 @@ class Streams:
         if not self._stalled:
             self.records.put(lambda: stream.file.write(data), len(data))
         if stream.sink:
+            self._console.end_passing()
             shown = stream.prefixed or stream.pieces
             stream.sink.put(data if shown is None else shown.feed(data))
         return len(data)

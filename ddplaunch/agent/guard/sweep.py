@@ -87,12 +87,8 @@ def unannounced(table: Iterable[ProcessStat], token: str, launcher: ProcessStat 
 
 def left_by(owners: Mapping[int, Owner], *, workers_only: bool) -> list[ProcessStat]:
     """Return the running processes of these ranks; with ``workers_only`` only those that multiprocessing made."""
-    if not owners:
-        return []
     found = of_ranks(own_processes(), owners)
-    if not workers_only:
-        return found
-    return list(filter(_workers_of(owners), found))
+    return list(filter(_workers_of(owners), found)) if workers_only else found
 
 
 def grace_of_left(owners: Mapping[int, Owner], grace_s: float) -> Grace:

@@ -162,8 +162,9 @@ class Session:
     def begin(self, ranks: Sequence[tuple[int, int]]) -> list[list[int]]:
         """Announce an attempt of these (rank, local rank); return each rank's descriptors, none for the console."""
         opened: list[Outlet] = []
-        wanted: list[tuple[Kind, ...]]
-        wanted = [self._shown if self.settings.shows_alone(rank) else ("pipe", "pipe") for rank, _ in ranks]
+        wanted: list[tuple[Kind, ...]] = [
+            self._shown if self.settings.shows_alone(rank) else ("pipe", "pipe") for rank, _ in ranks
+        ]
         try:
             if self.without is None:
                 require(2 * sum(map(len, wanted)) + _OF_RANK * len(ranks))

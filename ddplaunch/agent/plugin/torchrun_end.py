@@ -26,7 +26,6 @@ _FAILED = "ddplaunch/failed"
 _LISTEN_S = 1.0
 _SETTLE_S = 3.0
 _STORE_S = 10.0
-_ERROR_CHARS = 4_000  # a message to the guard must fit into one packet
 
 
 class Ending:
@@ -181,7 +180,7 @@ def error_text(value: BaseException) -> str:
         seen.add(id(current))
         words.append(f"{type(current).__name__}: {current}".rstrip(": "))
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
-    return " <- ".join(words)[:_ERROR_CHARS]
+    return " <- ".join(words)
 
 
 def fallback_status(message: dict[str, Any]) -> int:

@@ -205,6 +205,28 @@ def _end_quietly() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
+def is_watched() -> bool:
+    """Return whether somebody at a terminal waits for the first output of a launch, and may be told what goes on."""
+    told = "DDPLAUNCH_TYPED" in os.environ and '"quiet":true' not in os.environ["DDPLAUNCH_AGENT"]
+    return told and "CI" not in os.environ and os.environ.get("TERM") != "dumb" and os.isatty(1) and os.isatty(2)
+
+
+def starting_line(doing: str) -> bytes:
+    """Return a line for a terminal, in place of the one before: how long the launch takes by now, and what goes on."""
+    import time
+
+    return f"\r\x1b[Kddplaunch: {time.time() - float(os.environ['DDPLAUNCH_TYPED']):.0f} s: {doing}\r".encode()
+
+
+def _show_import() -> None:
+    """Show every second that torchrun imports torch; the plug-in ends it."""
+    import signal
+
+    signal.signal(signal.SIGALRM, lambda *_: os.write(2, starting_line("torchrun imports torch")))
+    signal.siginterrupt(signal.SIGALRM, False)
+    signal.setitimer(signal.ITIMER_REAL, 0.5, 1)
+
+
 def begin(marks: Any, load: Callable[[str], Any]) -> None:
     """Begin what the environment asks for; ``marks`` is ``ddplaunch_marks``, ``load`` returns a module beside it."""
     _end_with(os.environ.pop(PARENT, ""))
@@ -226,6 +248,8 @@ def _take_part() -> None:
         atexit.register(when_through(ended if direct else None))  # registered first, so it runs last
     else:
         _end_quietly()
+        if is_watched():
+            _show_import()
     import ddplaunch_marks  # type: ignore[import-not-found]  # beside this file
 
     ddplaunch_marks.import_quickly("torch")

@@ -39,12 +39,10 @@ def is_shown_as(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> N
     arguments = b"".join(os.fsencode(word) + b"\0" for word in argv)
     variables = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environ.items())
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p
-    libc.malloc.argtypes = (ctypes.c_size_t,)
-    start = libc.malloc(len(arguments) + len(variables) + 1)  # never freed: the kernel reads it until the process ends
-    if not start:
-        return
-    ctypes.memmove(start, arguments + variables, len(arguments) + len(variables))
+    libc.sbrk.restype = ctypes.c_void_p
+    shown = ctypes.create_string_buffer(arguments + variables)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(shown))  # never freed: the kernel reads it until the process ends
+    start = ctypes.addressof(shown)
     stat = read_stat(os.getpid())
     if stat is None:
         return

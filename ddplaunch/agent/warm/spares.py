@@ -140,8 +140,7 @@ class Spares:
                 return rank
             except OSError as exception:
                 rank.end()
-                reason = "does not answer" if isinstance(exception, TimeoutError) else "has ended"
-                reason = f"the process that was forked for a rank {reason}"
+                reason = f"the process that was forked for a rank was lost: {exception}"
         self.close()
         self._say(f"cold start: {reason}")
         return cold()
@@ -160,7 +159,7 @@ def _hand_over(channel: socket.socket, request: Request, outputs: Sequence[Any])
     with channel:
         send(channel, {"op": "become", "rank": vars(request)}, numbers)
         if not channel.recv(1):
-            raise ConnectionResetError
+            raise ConnectionResetError("it has ended")
 
 
 def _become_rank(channel: socket.socket, launcher_path: str | None, seed: int | None) -> fresh.Program:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import struct
 import time
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, TypeVar
@@ -152,26 +151,3 @@ def signal_at_parents_end(number: int) -> None:
     if library.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number), *[ctypes.c_ulong(0)] * 3) != 0:
         failed = ctypes.get_errno()
         raise OSError(failed, os.strerror(failed))
-
-
-_PIDFD_INFO = struct.Struct("=Q52xi")  # struct pidfd_info: the mask, unused fields, the status
-_PIDFD_INFO_EXIT = 1 << 3
-_PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO.size << 16 | 0xFF << 8 | 11  # _IOWR(0xFF, 11, struct pidfd_info)
-
-
-def status_of_reaped(handle: int) -> int | None:
-    """Return the waitpid(2) status of an ended process by its pidfd, even after its parent has reaped it.
-
-    Linux 6.15 and later keep the status for holders of a pidfd (PIDFD_INFO_EXIT in linux/pidfd.h); None on older
-    kernels.
-    """
-    info = bytearray(_PIDFD_INFO.size)
-    _PIDFD_INFO.pack_into(info, 0, _PIDFD_INFO_EXIT, 0)
-    try:
-        import fcntl
-
-        fcntl.ioctl(handle, _PIDFD_GET_INFO, info)
-    except OSError:
-        return None
-    mask, status = _PIDFD_INFO.unpack_from(info)
-    return status if mask & _PIDFD_INFO_EXIT else None
