@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path, PurePath
@@ -38,7 +38,7 @@ _MOST_OF_A_SCRIPT = 1 << 20  # bytes of a shell script after `--` that are searc
 class Prepared:
     """A decided launch, the facts it was decided from, and every check's outcome; ``base`` contains the records.
 
-    ``script`` is what was read from the script's source.
+    ``script`` is what was read from the script's source. ``decide`` returns the same launch with another run id.
     """
 
     launch: Launch
@@ -46,6 +46,7 @@ class Prepared:
     outcomes: tuple[CheckOutcome, ...]
     base: Path
     script: ScriptReport | Unavailable
+    decide: Callable[[str], Launch]
 
     @property
     def code(self) -> tuple[tuple[str, str], ...]:
@@ -84,10 +85,15 @@ def prepare(
     plugin, run_id, aside = probe_plugin(), run_id_of(options), shadowing(options, cwd)
     situation = situation_of(options, facts, script, environ, cwd, interpreter(), plugin, run_id, locks)
     situation = replace(situation, shadowing=aside)
-    launch = resolve(options, target, situation)
-    launch = replace(launch, notes=(*notes(environ, time.time()), *launch.notes))
     base = Path(situation.record).parents[1]
-    return Prepared(launch, facts, check(options, launch, facts, script), base, script)
+
+    def decide(run_id: str) -> Launch:
+        record = str(record_directory(base, run_id))
+        launch = resolve(options, target, replace(situation, run_id=run_id, record=record))
+        return replace(launch, notes=(*notes(environ, time.time()), *launch.notes))
+
+    launch = decide(run_id)
+    return Prepared(launch, facts, check(options, launch, facts, script), base, script, decide)
 
 
 def situation_of(

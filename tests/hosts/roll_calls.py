@@ -58,7 +58,7 @@ class Gathering:
         said, shown = hello(rank, **changes), self.shown.setdefault(rank, [])
         call = replace(self.call, secrets=self._secrets.get(rank, self.call.secrets))
         if rank == 0:
-            return self._pool.submit(hold, call, said, "id", compare, shown.append)
+            return self._pool.submit(hold, call, said, "id", "run", compare, shown.append)
         return self._pool.submit(answer, call, lambda: replace(said, clock_s=time.time()), shown.append)
 
     def until(self, rank: int, joined: int) -> None:

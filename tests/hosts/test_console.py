@@ -11,6 +11,7 @@ import pytest
 
 from ddplaunch.cli.hosts.hosts_console import HostsConsole
 from ddplaunch.cli.hosts.plan_hosts import AskedHosts, asked_for, once
+from ddplaunch.cli.hosts.run_on_hosts import notes_on
 from ddplaunch.values.finding import Finding, UsageError, error
 from tests.agent.guarded import read_for
 
@@ -101,6 +102,11 @@ def finding(what: str, *where: str) -> Finding:
 def test_findings_are_said_once_with_their_hosts() -> None:
     found = [("a", finding("x", "t.py")), ("b", finding("x", "t.py")), ("b", finding("y")), (None, finding("z", "c"))]
     assert [(each.what, each.where) for each in once(found, 2)] == [("x", ("t.py",)), ("y", ("b",)), ("z", ("c",))]
+
+
+def test_more_than_64_hosts_are_told_what_suits_them() -> None:
+    names = [f"h{number}" for number in range(65)]
+    assert len(notes_on(names[:64])) == 1 and notes_on(names)[1].startswith("65 hosts by ssh: Slurm, Kubernetes or Ray")
 
 
 def test_flags() -> None:

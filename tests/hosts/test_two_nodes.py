@@ -133,8 +133,9 @@ def test_two_nodes_train_together_and_a_restart_brings_the_job_back(own_name: An
     assert 1 in {each["attempt"] for each in ranks} <= {0, 1}
     assert len({each["host"] for each in ranks}) == 2
     assert [each["LOCAL_RANK"] for each in ranks] == ["0", "1", "0", "1"]
-    for node in pair:
-        assert list((tmp_path / node.name / ".ddplaunch" / "runs").glob("*/**/run.json"))
+    runs = [list((tmp_path / node.name / ".ddplaunch" / "runs").glob("*/**/run.json")) for node in pair]
+    assert len({path.parts[path.parts.index("runs") + 1] for paths in runs for path in paths}) == 1, "one run id"
+    assert [len(paths) for paths in runs] == [1, 1]
 
 
 def test_interface_is_the_one_on_the_route(pair: Pair, tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ _SHARED = frozenset(
 )
 _START_S = 180.0  # for the ranks to import torch and meet, over all hosts
 _MOST_GROUPS = 10  # one after the other: all ranks, hosts, rounds of pairs, doubtful pairs again
+_SILENT_S = 30.0  # then a host is lost: a test has nothing that would be worth a longer cut
 _GRACE_S = 30.0  # torchrun's
 _ON_CPU = "2"  # ranks on a host where neither NPROC nor GPUs set the number
 _TIMEOUT_S = 60.0  # for each group by default: the longer one of ``examples.comm_test``
@@ -85,6 +86,7 @@ def doctor(
     asked_hosts = asked_for(hosts)
     options = with_configuration(typed)
     if asked_hosts is not None:
+        hosts["host_timeout"] = hosts["host_timeout"] or _SILENT_S
         named = [word for flag in HOSTS for word in words_of(flag, hosts[flag.name])]
         test = partial(_collectives, typed, options, comm_timeout, hosts=named) if comm else None
         return _doctor_hosts(options, asked_hosts, typed.script, bool(json), test)

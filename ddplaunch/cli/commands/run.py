@@ -79,17 +79,16 @@ def _start(prepared: Prepared, join_timeout: float | None) -> NoReturn:
     """
     launch, timeout_s = prepared.launch, None
     refuse_taken(prepared.base, launch)
-    environment = environment_of(launch)
     if launch.topology.nnodes.value != 1:
         from ddplaunch.cli.hosts import meet_nodes  # sockets and comparisons that one node does not need
 
         timeout_s = meet_nodes.wanted(launch, join_timeout)
-    refuse_too_long(launch.argv, environment)
+    refuse_too_long(launch.argv, environment_of(launch))
     silent = _speaks_elsewhere(launch)
     if timeout_s is not None:
         launch = meet_nodes.call_roll(prepared, timeout_s, silent)
     lock, token = hold_run(prepared.base, launch), new_token()
-    record_and_execute(prepared, launch, environment, lock, sys.argv, token, silent=silent)
+    record_and_execute(prepared, launch, environment_of(launch), lock, sys.argv, token, silent=silent)
 
 
 def _speaks_elsewhere(launch: Launch) -> bool:

@@ -54,11 +54,10 @@ def lost(end: HostEnd, ends: Sequence[HostEnd]) -> Diagnosis:
         "observed",
         f"{end.name} was lost: {end.lost}",
         "its power, its network, its ssh or ddplaunch there went away while its ranks ran; what runs there ends itself "
-        "when it hears nothing of the launcher, and all other hosts were ended",
+        "when it hears nothing of a launcher that was cut off, stopped or asleep, and all other hosts were ended",
         (
             f"`ssh {end.name} uptime` says whether it is back, `ddplaunch doctor --hosts {end.name}` what is wrong",
             f"start again without it: `--exclude {end.name}`",
-            *(_AWAKE if "of the launcher" in end.lost else ()),
         ),
         host=end.name,
     )

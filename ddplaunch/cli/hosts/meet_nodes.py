@@ -54,7 +54,7 @@ def _end(number: int, _: object) -> NoReturn:
 
 
 def call_roll(prepared: Prepared, timeout_s: float, silent: bool) -> Launch:
-    """Wait until all nodes are there and agree; return the launch with a rendezvous id that no older run knows.
+    """Wait until all nodes are there and agree; return the launch with node 0's run id and a fresh rendezvous id.
 
     ``silent`` leaves messages to node 0, where both write to the same reader. Raises RefusedError with the findings
     that all nodes get, UsageError for a secret that could be guessed, SystemExit after SIGTERM or SIGHUP.
@@ -78,7 +78,7 @@ def call_roll(prepared: Prepared, timeout_s: float, silent: bool) -> Launch:
             verdict = _hold(call, hello, prepared, show)
         else:
             verdict = answer(call, lambda: replace(hello, clock_s=time.time()), show)
-    return _heeded(launch, verdict, silent)
+    return _heeded(prepared, verdict, silent)
 
 
 def _hold(call: Call, me: Hello, prepared: Prepared, show: Callable[..., None]) -> Verdict:
@@ -92,7 +92,7 @@ def _hold(call: Call, me: Hello, prepared: Prepared, show: Callable[..., None]) 
         return rules.all_together(joined, clocks, script, ignored(options), files)
 
     try:
-        return hold(call, me, _rendezvous_id(prepared.launch), compare, show)
+        return hold(call, me, _rendezvous_id(prepared.launch), prepared.launch.run_id, compare, show)
     except OSError as problem:
         raise RefusedError(_no_port(call.port, problem)) from problem
 
@@ -110,16 +110,18 @@ def _no_port(port: int, problem: OSError) -> Finding:
     )
 
 
-def _heeded(launch: Launch, verdict: Verdict, silent: bool) -> Launch:
+def _heeded(prepared: Prepared, verdict: Verdict, silent: bool) -> Launch:
+    """Return the launch that all nodes agreed on, under the run id of node 0 unless one was given here."""
+    launch = prepared.launch
     if not verdict.go:
         if silent and verdict.heard:
             sys.exit(ExitStatus.REFUSED)  # node 0 reports the findings
         raise RefusedError(*verdict.findings)
     if not silent:
         tell_findings(verdict.findings)
-    if verdict.rendezvous_id is None:
-        return launch
-    return replace(launch, argv=with_rendezvous_id(launch.argv, verdict.rendezvous_id))
+    if launch.options.run_id is None and verdict.run_id:
+        launch = prepared.decide(verdict.run_id)
+    return replace(launch, argv=with_rendezvous_id(launch.argv, verdict.rendezvous_id or launch.run_id))
 
 
 def with_rendezvous_id(argv: tuple[str, ...], identity: str) -> tuple[str, ...]:

@@ -70,6 +70,8 @@ def run_on_hosts(
     target = parse_target(script)
     hosts = hosts_of(asked_hosts)
     refuse_own_place(options)
+    if options.nnodes and options.nnodes.value.most == len(hosts) + len(asked_hosts.exclude):
+        options = replace(options, nnodes=None)  # the size was typed before hosts were excluded
     options = sized(options, [host.name for host in hosts], [host.slots for host in hosts])
     allow_many()
     begun_s = steady_s()
@@ -86,6 +88,12 @@ def run_on_hosts(
         if dry_run:
             return _print(planned, json, plan_only)
         return _launch(links, planned, script, begun_s, asked_hosts.patience_s)
+
+
+def notes_on(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the panel's notes on the hosts; above 64 hosts also what suits them better."""
+    many = (f"{len(names)} hosts by ssh: Slurm, Kubernetes or Ray need no launcher that stays up (docs/scale.md)",)
+    return (f"hosts: {names_text(names)}", *many[: len(names) > 64])
 
 
 def _print(planned: Planned, json: bool, plan_only: bool) -> int:
@@ -110,7 +118,7 @@ def _launch(links: Links, planned: Planned, script: list[str], begun_s: float, h
     directory = record_directory(base, launch.run_id)
     lock, token = hold_run(base, launch, "launcher"), new_token()
     noted = write_record(launch, sys.argv, os.environ, facts, planned.findings, base, token=token)
-    notes = (f"hosts: {names_text([part.report.name for part in parts])}", *launch.notes)
+    notes = (*notes_on([part.report.name for part in parts]), *launch.notes)
     of_all = replace(launch, topology=replace(launch.topology, node_rank=None), notes=notes)  # this process is no node
     show_launch(of_all, planned.findings, facts, lock, noted)
     grace_s = value_of(launch.options.grace_s, _GRACE_S)

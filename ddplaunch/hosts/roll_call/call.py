@@ -76,7 +76,7 @@ def keep_alive(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def hold(call: Call, me: Hello, rendezvous_id: str, compare: Compare, show: Show) -> Verdict:
+def hold(call: Call, me: Hello, rendezvous_id: str, run_id: str, compare: Compare, show: Show) -> Verdict:
     """Call the roll on node 0 and return the verdict, which all other nodes got too.
 
     ``compare`` judges the nodes once all have joined, given how far ahead each clock is. Raises OSError where the port
@@ -91,7 +91,7 @@ def hold(call: Call, me: Hello, rendezvous_id: str, compare: Compare, show: Show
             if verdict is None:
                 findings = compare(roll.joined, roll.clocks)
                 go = not any(finding.severity is Severity.ERROR for finding in findings)
-                verdict = Verdict(go, findings, f"{rendezvous_id}-{os.urandom(4).hex()}" if go else None)
+                verdict = Verdict(go, findings, f"{rendezvous_id}-{os.urandom(4).hex()}" if go else None, run_id)
         except BaseException as problem:
             cause = "was interrupted" if isinstance(problem, (KeyboardInterrupt, SystemExit)) else "failed"
             last = Verdict(False, (rules.ended_by(me.host, cause),))

@@ -13,6 +13,7 @@ secret itself is never sent.
 from __future__ import annotations
 
 import hmac
+import os
 from collections.abc import Mapping
 from dataclasses import field
 from hashlib import pbkdf2_hmac
@@ -98,12 +99,14 @@ class Status:
 class Verdict:
     """The outcome of a roll call: ``go`` or not, and the findings. A fresh ``rendezvous_id`` keeps older runs out.
 
+    ``run_id`` is that of node 0: the records of all nodes then have one name.
     ``heard`` is False where a node gave up by itself, perhaps without node 0 knowing of it.
     """
 
     go: bool
     findings: tuple[Finding, ...] = ()
     rendezvous_id: str | None = None
+    run_id: str | None = None
     heard: bool = True
 
 
@@ -133,7 +136,7 @@ def read_message(line: bytes, kind: type[Message]) -> Message | None:
         return None
     if isinstance(message, Hello) and not _is_bounded({**data, "facts": ""}):
         return None
-    identity = (message.rendezvous_id if isinstance(message, Verdict) else None) or ""
+    identity = f"{message.rendezvous_id}{message.run_id}" if isinstance(message, Verdict) else ""
     if len(identity) > _TEXT_CHARS or not identity.isprintable():
         return None  # torchrun's arguments cannot contain a NUL
     return message
@@ -160,6 +163,11 @@ def _is_bounded(value: Any) -> bool:
     return all(map(_is_bounded, (*value, *value.values()) if isinstance(value, dict) else value or ()))
 
 
+def new_secret() -> str:
+    """Return the fix for nodes that share no secret: a command with a new one."""
+    return f"`export {JOIN_SECRET}={os.urandom(16).hex()}` on every node, this same line; then the same commands again"
+
+
 def secrets_of(environ: Mapping[str, str], whence: str) -> tuple[Secret, ...]:
     """Return what this node can prove: the given secret, else the user's key; no key inside other launchers' jobs.
 
@@ -171,7 +179,7 @@ def secrets_of(environ: Mapping[str, str], whence: str) -> tuple[Secret, ...]:
             raise usage(
                 f"the secret of this launch has {len(text)} characters",
                 why="anyone who reaches the port of node 0 could guess it",
-                fix=f'`export {JOIN_SECRET}="$(openssl rand -hex 16)"` on one node, and the same value on the others',
+                fix=new_secret(),
                 where=f"environment: {JOIN_SECRET}",
             )
         key = pbkdf2_hmac("sha256", text.encode("utf-8", "surrogateescape"), b"ddplaunch roll call", _ROUNDS)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from time import localtime, strftime
 
 from ddplaunch.checks.all_checks import run_across
-from ddplaunch.hosts.roll_call.messages import PROTOCOL, Hello
+from ddplaunch.hosts.roll_call.messages import PROTOCOL, Hello, new_secret
 from ddplaunch.machine.facts import Facts, Gpu, NvmlFacts, PythonFacts, TorchFacts
 from ddplaunch.planning.hosts_plan import HostReport
 from ddplaunch.script.source import digest_of
@@ -30,7 +30,6 @@ COMPARED = frozenset(
     }
 )
 _NO_ROLL_CALL = "`--join-timeout 0` on every node launches without asking"
-_SECRET = '`export DDPLAUNCH_JOIN_SECRET="$(openssl rand -hex 16)"` on one node, and the same value on the others'
 
 
 _SOURCES = 256  # most files compared; a hello with that many has about 8 kB
@@ -209,7 +208,7 @@ def no_shared_secret(place: str) -> Finding:
         f"this node and the roll call at {place} share no secret",
         why="nodes prove that they belong together by a secret that was given, or by `~/.local/state/ddplaunch/key`, a "
         "file of their user; this node's is another one, or somebody else's launch listens there",
-        fix=f"{_SECRET}; {_NO_ROLL_CALL}",
+        fix=f"{new_secret()}; {_NO_ROLL_CALL}",
         where="DDPLAUNCH_JOIN_SECRET",
     )
 
@@ -229,7 +228,7 @@ def nodes_missing(expected: int, missing: Sequence[str], waited_s: float, place:
             f"{count(turned_away, 'caller')} did not prove the secret of this launch, and "
             f"{'was' if turned_away == 1 else 'were'} turned away: nodes with another one, or strangers"
         )
-        fix = _SECRET
+        fix = new_secret()
     joined = f"{expected - len(missing)} of {expected} nodes joined within {waited_s:.0f} s"
     what = f"{joined}; missing: {listed(missing, 8)}"
     return error("nodes-missing", what, why=why, fix=fix, where=tuple(missing))
