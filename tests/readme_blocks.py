@@ -51,7 +51,7 @@ _SGR = re.compile(r"\x1b\[[\d;]*m")
 SHOW = 'show() { local status=$?; printf "%s\\n" "$1"; return $status; }'
 #: Findings about the machine that runs the tests; a document shows a machine without any.
 OF_THE_MACHINE = (
-    "container-cpu-quota|cpus-short|disk-nearly-full|host-name-\\w+|memory-short|open-files-low|processes-low|"
+    "container-cpu-quota|cpus-short|disk-nearly-full|host-name-\\w+|memory-short|open-files-low|"
     "shm-nearly-full|shm-too-small"
 )
 

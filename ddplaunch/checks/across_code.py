@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
-import shlex
+from functools import partial
 
-from ddplaunch.checks.check import Findings, alone, checks_in, majority
+from ddplaunch.checks.check import Findings, checks_in, compare, majority
 from ddplaunch.planning.hosts_plan import HostReport
 from ddplaunch.values.finding import error, warning
 from ddplaunch.values.resolved import Unavailable
@@ -72,50 +71,24 @@ _TRAINING = """
     pytorch-lightning torchvision torchaudio flash-attn xformers bitsandbytes timm einops sentencepiece pillow
     pyarrow webdataset hydra-core omegaconf
 """
-_NAMED_FIRST = {name: number for number, name in enumerate(_TRAINING.split())}
-# Compared by other checks, part of torch, or a tool that no rank imports.
-_NOT_COMPARED = re.compile(
-    r"torch|ddplaunch|nvidia-.*|triton|pytorch-triton.*|sympy|networkx|mpmath|filelock|fsspec"
-    r"|pip|setuptools|wheel|distlib|virtualenv|uv|build|twine|pytest.*|coverage|hypothesis|tox|nox|ruff|black|isort|flake8.*"
-    r"|pylint|mypy.*|pre-commit|ipython.*|ipykernel|jupyter.*|notebook.*|nbconvert|nbformat|debugpy|py-spy|nvitop|gpustat"
-)
 
 
 def hosts_differ_packages(hosts: tuple[HostReport, ...]) -> Findings:
-    """Hosts have different versions of installed packages, or lack some that most have.
+    """Hosts have different versions of packages that trainings use, or lack one that most have.
 
     Ranks that run different code silently shuffle, tokenize or compute differently; or one rank fails at an import and
-    the others wait for it. The versions come from the names of `.dist-info` folders. Tools that no training imports,
-    packages that come with torch, and packages that only a few hosts have are not compared.
+    the others wait for it. The versions come from the names of `.dist-info` folders.
     Remedy: one environment for all hosts, from one lock file or image, or on a shared file system.
     """
-    installed = {
-        host.name: host.facts.packages.versions for host in hosts if not isinstance(host.facts.packages, Unavailable)
-    }
-    names = sorted({name for versions in installed.values() for name in versions if not _NOT_COMPARED.fullmatch(name)})
-    problems: list[str] = []
-    affected: dict[str, None] = {}
-    for package in sorted(names, key=lambda name: _NAMED_FIRST.get(name, len(_NAMED_FIRST))):
-        most, odd_hosts = majority({host: versions.get(package) for host, versions in installed.items()})
-        if most is not None and odd_hosts:
-            affected |= dict.fromkeys(odd_hosts)
-            version_texts = listed(f"{version or 'missing'} on {host}" for host, version in odd_hosts.items())
-            problems.append(f"{package} is {version_texts}, {most} on {alone(installed, odd_hosts) or 'the others'}")
-    if problems:
-        more = f"; and {count(len(problems) - _NAMED, 'more package')}" if len(problems) > _NAMED else ""
-        good = next((host for host in installed if host not in affected), None)
-        bad = next(host for host in hosts if host.name in affected)
-        python = "python" if isinstance(bad.facts.python, Unavailable) else bad.facts.python.executable
-        pip = f"{shlex.quote(python)} -m pip"
-        yield warning(
-            "hosts-differ-packages",
-            f"{'; '.join(problems[:_NAMED])}{more}",
-            why="the ranks run different code: they fail at an import, or silently compute and shuffle differently",
-            fix="install one lock file on all hosts"
-            if good is None
-            else f"`ssh {shlex.quote(good)} {pip} freeze | ssh {shlex.quote(bad.name)} {pip} install -r /dev/stdin`",
-            where=tuple(affected),
-        )
+    why = "the ranks run different code: they fail at an import, or silently compute and shuffle differently"
+    fix = "install one lock file on all hosts: `pip freeze` on one, `pip install -r` on the others"
+    for package in _TRAINING.split():
+        yield from compare(hosts, "hosts-differ-packages", package, partial(_version, package), why, warning, fix)
+
+
+def _version(package: str, host: HostReport) -> str | None:
+    packages = host.facts.packages
+    return None if isinstance(packages, Unavailable) else packages.versions.get(package, "missing")
 
 
 CHECKS = checks_in(globals(), "hosts")

@@ -72,6 +72,9 @@ hosts-not-connected: Hosts cannot reach the first host's port
     All ranks meet at rank 0's host, so each host connects to it before anything starts. A firewall, a missing route or
     a separate network prevents that. Remedy: `--master-addr` with an address that all hosts reach, or `--master-port`
     if only some ports are open.
+hosts-left-out: The job has further hosts, and nothing starts the launch there
+    PBS and LSF start a command on the first host of a job alone. Remedy: `--hosts` starts the others by ssh;
+    `--nnodes 1` trains on this host.
 hosts-not-nodes: The number of nodes differs from the number of hosts
     Each host gets one node rank. Remedy: make the two numbers equal, or leave the number of nodes out.
 slots-uneven: The host file gives hosts different numbers of slots

@@ -181,7 +181,7 @@ def infiniband_port_down(network: NetworkFacts, environment: dict[str, str], lau
 
     NCCL spreads its traffic over the active ports, so each inactive one costs bandwidth; if all are down, NCCL uses TCP
     sockets. Usual causes are a pulled cable and a missing subnet manager. Remedy: `ibstat` on the host; or
-    `--no-nccl-ib` if the fabric should not be used.
+    `--env NCCL_IB_DISABLE=1` if the fabric should not be used.
     """
     disabled = user_variables(environment, launch).get("NCCL_IB_DISABLE")
     if (launch and not nccl_chooses_infiniband(launch)) or (disabled and disabled.on):
@@ -199,7 +199,7 @@ def infiniband_port_down(network: NetworkFacts, environment: dict[str, str], lau
             f"InfiniBand {states}; {len(active)} of {len(network.infiniband)} ports active",
             why="NCCL loses that port's share of the bandwidth" if active else "NCCL uses TCP sockets between nodes",
             fix=f"look at the cable and the subnet manager with `ibstat {down[0].device}`"
-            + ("" if active else ", or pass `--no-nccl-ib` if the fabric should not be used"),
+            + ("" if active else ", or pass `--env NCCL_IB_DISABLE=1` if the fabric should not be used"),
         )
 
 

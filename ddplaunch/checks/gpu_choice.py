@@ -9,7 +9,7 @@ from ddplaunch.checks.known_variables import Setting, as_ranks_get_it
 from ddplaunch.machine.facts import NvidiaFacts, NvmlFacts, TorchFacts
 from ddplaunch.planning.gpus import HIP_VISIBLE, SHELL, VisibleGpu
 from ddplaunch.planning.launch import Launch
-from ddplaunch.values.finding import error, warning
+from ddplaunch.values.finding import error
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import count
 
@@ -207,27 +207,6 @@ def mig_one_per_process(gpus: LaunchGpus, launch: Launch) -> Findings:
         fix=f"`ddplaunch run 1 …` on one instance; to train on whole GPUs, disable MIG: {off}",
         where=gpu_word(split[0]),
     )
-
-
-def gpu_mixed_models(gpus: LaunchGpus) -> Findings:
-    """The GPUs of the launch are of different models.
-
-    Data-parallel ranks wait for each other at every step: the slowest GPU sets the pace, and the smallest memory limits
-    the batch. `doctor` without a launch looks at all GPUs of the machine. Remedy: GPUs of one model, with `--gpus`.
-    """
-    models: dict[str, list[VisibleGpu]] = {}
-    for entry in gpus.used:
-        if entry.gpu.fault is None:
-            models.setdefault(entry.gpu.name, []).append(entry)
-    if len(models) > 1:
-        largest = max(models.values(), key=len)
-        yield warning(
-            "gpu-mixed-models",
-            f"the GPUs differ: {', '.join(f'{len(entries)} × {name}' for name, entries in models.items())}",
-            why="every step waits for the slowest GPU, and the smallest memory limits the batch of all",
-            fix=f"`ddplaunch run {len(largest)} --gpus {choice(largest)} …` for one model only",
-            where=tuple(f"GPU {indices(entries)}: {name}" for name, entries in models.items()),
-        )
 
 
 CHECKS = checks_in(globals(), "gpu")

@@ -7,7 +7,6 @@ from ddplaunch.checks.known_variables import user_variables
 from ddplaunch.checks.variables import active_ports
 from ddplaunch.machine.facts import (
     CpuFacts,
-    HostFacts,
     LimitFacts,
     MemoryFacts,
     NetworkFacts,
@@ -155,8 +154,6 @@ def memlock_low(limits: LimitFacts, network: NetworkFacts, launch: Launch | None
 # together. CUDA: a context and the libraries that it maps add most of a GiB; a rule of thumb, not a measurement.
 _RANK_BYTES = {"cpu": 160 * MIB, "cuda": GIB}
 _WORKERS_PER_CPU = 2  # DataLoader workers wait for disks part of the time; more of them only slow each other down
-_RUNTIME_THREADS = 24  # per rank: autograd, watchdog, NCCL proxies, CUDA, pin-memory; a rule of thumb
-_WORKER_THREADS = 2  # a DataLoader worker computes in one thread and feeds its queue in another
 
 
 def cpus_short(cpu: CpuFacts, launch: Launch) -> Findings:
@@ -244,31 +241,6 @@ def memory_short(memory: MemoryFacts, launch: Launch) -> Findings:
         fix="run fewer processes, end others that use memory (`ps aux --sort=-rss | head`), or ask for more: "
         "`--mem` in Slurm, `docker run --memory`",
     )
-
-
-def processes_low(limits: LimitFacts, cpu: CpuFacts, launch: Launch, host: HostFacts | None = None) -> Findings:
-    """The launch starts more threads than the limit on processes and threads allows.
-
-    `ulimit -u` counts every thread of the user on the host, a cgroup's pids.max every thread in the container. At the
-    limit, fork and thread creation fail with "Resource temporarily unavailable" in some rank. `ulimit -u` does not
-    apply to root. Remedy: raise the limit; `docker run --pids-limit=-1`.
-    """
-    processes = launch.topology.nproc_per_node.value
-    workers = workers_per_process(launch) or 0
-    threads = max(1, cpu.usable // processes)
-    need = processes * (_RUNTIME_THREADS + threads + _WORKER_THREADS * workers)
-    bounds = [(limits.cgroup_pids_max, "the cgroup's pids.max", "`docker run --pids-limit=-1`")]
-    if host is None or host.user != "root":
-        bounds.append((limits.processes_soft, "`ulimit -u`", "`ulimit -u unlimited`"))
-    for bound, name, remedy in bounds:
-        if bound is not None and bound < need:
-            yield warning(
-                "processes-low",
-                f"{name} is {bound}, and {processes} processes with {workers} workers each start about {need} threads",
-                why="fork and thread creation fail with `Resource temporarily unavailable` once it is reached",
-                fix=f"{remedy} before the launch, or fewer processes or workers",
-            )
-            return
 
 
 CHECKS = checks_in(globals(), "host")

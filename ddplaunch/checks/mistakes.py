@@ -1,17 +1,124 @@
-"""Checks of the script's source for mistakes; each finding names the line and how to correct it.
+"""Checks of the script's source for what cannot work: missing modules, CUDA without GPUs, arguments, mistakes.
 
-The mistakes break a run of several ranks, or spoil its training. ``ddplaunch/script/mistake_rules.py`` reads the script
-and is silent where it cannot be sure.
+Only what is executed under no condition counts, so that nothing is refused that might work. The mistakes are read by
+``ddplaunch/script/mistake_rules.py``, which is silent where it cannot be sure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 
 from ddplaunch.checks.check import Check, Findings, checks_in
-from ddplaunch.planning.launch import Launch
-from ddplaunch.script.script_report import Mistake, ScriptReport
-from ddplaunch.values.finding import warning
+from ddplaunch.machine.facts import TorchFacts
+from ddplaunch.planning.launch import Launch, Needs
+from ddplaunch.script.names import records_of, records_of_text
+from ddplaunch.script.script_report import DeclaredAt, Mistake, ScriptReport
+from ddplaunch.values.finding import error, warning
+from ddplaunch.values.words import nearest
+
+#: Texts of scripts that change where modules are found, or that may do without GPUs.
+_FINDS_MODULES = re.compile(r"sys\.(?:path|modules|meta_path)|addsitedir|\bpip\b")
+_MAY_USE_CPU = re.compile(
+    r"is_available|device_count|\bcpu\b|gloo|\bif\b.*(?:gpu|cuda|device|dist)|\bdef (?:cuda|to)\b", re.IGNORECASE
+)
+#: Calls, as `ast.unparse` spells them, that fail without CUDA.
+_TAKES_CUDA = re.compile(
+    r"torch\.cuda\.set_device\(|.*\.cuda\([^()]*\)\Z|.*\.to\(['\"]cuda|(?:\w+\.)*init_process_group\(.*['\"]nccl['\"]"
+)
+_CONDITIONS = (ast.If, ast.Try, ast.IfExp, ast.BoolOp, ast.Lambda)
+
+
+def needs_of(text: str, shown: str, search: Sequence[str], *, on_cpu: bool) -> Needs:
+    """Return the modules that a script lacks and, ``on_cpu``, where it uses CUDA. ``search`` comes before this
+    interpreter's path; nothing is imported.
+    """
+    names = {record.package for record in records_of_text(text)} - sys.stdlib_module_names - {""}
+    missing = set() if _FINDS_MODULES.search(text) else {name for name in names if not _is_found(name, search)}
+    may_use_cuda = on_cpu and re.search("cuda|nccl", text) and not _MAY_USE_CPU.search(text)
+    if not missing and not may_use_cuda:
+        return Needs()
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return Needs()
+    lacks = ((one.package, DeclaredAt(shown, one.line)) for one in records_of(tree.body) if one.package in missing)
+    guarded = {
+        inner for node in ast.walk(tree) if isinstance(node, _CONDITIONS) and may_use_cuda for inner in ast.walk(node)
+    }
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and may_use_cuda and node not in guarded)
+    cuda = (DeclaredAt(shown, call.lineno) for call in calls if _TAKES_CUDA.match(ast.unparse(call)))
+    return Needs(tuple(lacks), next(cuda, None))
+
+
+def _is_found(name: str, search: Sequence[str]) -> bool:
+    try:
+        return (PathFinder.find_spec(name, search) or find_spec(name)) is not None
+    except (ImportError, ValueError):
+        return True
+
+
+def module_not_found(launch: Launch) -> Findings:
+    """The script imports a module that the ranks' interpreter lacks.
+
+    Only imports count that the script makes under no condition. Remedy: install it into this environment, or start
+    ddplaunch in the environment that has it.
+    """
+    for name, at in launch.needs.lacks[:1]:
+        more = len({other for other, _ in launch.needs.lacks}) - 1
+        yield error(
+            "module-not-found",
+            f"{at.file} imports `{name}`{f' and {more} more' if more else ''}, which this interpreter lacks",
+            why=f"every rank would end in ModuleNotFoundError: they run {sys.executable}",
+            fix=f"`{sys.executable} -m pip install {name}`, if that is its package; or start ddplaunch where it is",
+            where=str(at),
+        )
+
+
+def cuda_without_gpus(launch: Launch, torch: TorchFacts) -> Findings:
+    """The script uses CUDA under no condition, and its ranks run on the CPU.
+
+    `.cuda()`, `.to("cuda")`, `torch.cuda.set_device` and the backend `nccl` fail in a torch that was built for CPUs,
+    and where `--device cpu` hides the GPUs. The check is silent about a script that speaks of the CPU anywhere.
+    Remedy: `torch.device("cuda" if torch.cuda.is_available() else "cpu")`.
+    """
+    hidden = launch.device.source.kind in ("flag", "profile")
+    if launch.needs.cuda is not None and launch.device.value == "cpu" and (hidden or not (torch.cuda or torch.hip)):
+        yield error(
+            "cuda-without-gpus",
+            f"{launch.needs.cuda} uses CUDA, and these ranks run on the CPU",
+            why="`--device cpu` hides the GPUs" if hidden else f"torch {torch.version} was built for CPUs",
+            fix='`torch.device("cuda" if torch.cuda.is_available() else "cpu")` in the script, and the backend `gloo` '
+            "without GPUs; or " + ("leave `--device cpu` out" if hidden else "a torch for CUDA"),
+            where=str(launch.needs.cuda),
+        )
+
+
+def script_arguments(script: ScriptReport, launch: Launch) -> Findings:
+    """The script's argparse will refuse an argument.
+
+    The check is silent unless the source shows every option. Remedy: the option that the finding proposes, or the
+    script's own `--help`.
+    """
+    options, target = script.options, launch.target
+    if target is None or not script.complete or not options or any(each.parser != "argparse" for each in options):
+        return
+    words = target.args[: target.args.index("--")] if "--" in target.args else target.args
+    flags = ["--help", "--version", *(flag for option in options for flag in option.flags)]
+    for name in (word.partition("=")[0] for word in words):
+        if name.startswith("--") and len(name) > 3 and not any(flag.startswith(name) for flag in flags):
+            near = nearest(name, flags)
+            yield error(
+                "script-arguments",
+                f"{script.path} declares no option `{name}`",
+                why="argparse ends every rank with `unrecognized arguments`",
+                fix=f"did you mean `{near}`?" if near else f"`python {script.path} --help` lists its options",
+                where=str(options[0].at),
+            )
 
 
 def _of(code: str, script: ScriptReport, launch: Launch) -> Iterator[Mistake]:

@@ -109,13 +109,13 @@ def infiniband_disabled(network: NetworkFacts, environment: dict[str, str], laun
             "infiniband-disabled",
             f"NCCL_IB_DISABLE is {setting.value}, but {active}",
             "NCCL uses TCP sockets between nodes instead of RDMA",
-            ", or pass `--nccl-ib`",
+            ", or `--env NCCL_IB_DISABLE=0`",
         )
 
 
 def nccl_chooses_infiniband(launch: Launch) -> bool:
-    """Whether NCCL connects several nodes and no option decides about InfiniBand."""
-    return launch.device.value == "cuda" and launch.topology.nnodes.value > 1 and launch.options.nccl_ib is None
+    """Whether NCCL connects several nodes, where InfiniBand matters."""
+    return launch.device.value == "cuda" and launch.topology.nnodes.value > 1
 
 
 def active_ports(network: NetworkFacts) -> str:

@@ -6,19 +6,21 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path, PurePath
 
 from ddplaunch.checks.all_checks import run_all
 from ddplaunch.checks.check import CheckOutcome, available
+from ddplaunch.checks.mistakes import needs_of
 from ddplaunch.cli.configuration import variables
 from ddplaunch.machine.facts import Facts, NvmlFacts, ProbeRequest
 from ddplaunch.machine.gather import gather
 from ddplaunch.machine.software import probe_plugin
 from ddplaunch.planning.gpus import Exported, Selection, exported, select
 from ddplaunch.planning.inside.complete import complete, notes, within_allocation
-from ddplaunch.planning.launch import Launch, Target
+from ddplaunch.planning.launch import Launch, Needs, Target
 from ddplaunch.planning.options import Options
 from ddplaunch.planning.resolve import Situation, resolve
 from ddplaunch.planning.script_numbers.as_said import understood_as_said
@@ -26,7 +28,7 @@ from ddplaunch.records.directory import new_run_id, run_directory, runs_director
 from ddplaunch.records.gpu_lock import GpuLocks, pick_free
 from ddplaunch.script.read import read_script
 from ddplaunch.script.script_report import ScriptReport
-from ddplaunch.script.source import locate
+from ddplaunch.script.source import locate, read_text
 from ddplaunch.values.finding import Finding, Severity, usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable, value_of
@@ -78,7 +80,7 @@ def prepare(
     asks a child interpreter, which takes seconds. Raises UsageError or RefusedError where no launch can be decided.
     """
     environ, cwd = os.environ, Path.cwd()
-    options = complete(options, environ)
+    options = complete(options, with_listed_nodes(environ))
     facts = within_allocation(gather(probe_request(options, environ, import_torch=import_torch)), environ)
     facts = replace(facts, launch_lines=launch_lines(target))
     script = script_report(options, target, cwd)
@@ -90,9 +92,10 @@ def prepare(
     def decide(run_id: str) -> Launch:
         record = str(record_directory(base, run_id))
         launch = resolve(options, target, replace(situation, run_id=run_id, record=record))
-        return replace(launch, notes=(*notes(environ, time.time()), *launch.notes))
+        return replace(launch, notes=(*notes(with_listed_nodes(environ), time.time()), *launch.notes))
 
     launch = decide(run_id)
+    launch = replace(launch, needs=needs(launch, cwd))
     return Prepared(launch, facts, check(options, launch, facts, script), base, script, decide)
 
 
@@ -141,6 +144,23 @@ def launch_lines(target: Target | None) -> tuple[str, ...]:
     from ddplaunch.planning.convert.shell_script import sites_of  # a parser of bash: only for scripts with a launcher
 
     return tuple(site.said.source for site in sites_of(data) if site.replacement)
+
+
+def needs(launch: Launch, cwd: Path) -> Needs:
+    """Return what the script needs for certain; nothing where another program runs it, or it cannot be read."""
+    target = launch.target
+    if target is None or target.kind != "script" or target.before or (source := read_text(cwd / target.name)) is None:
+        return Needs()
+    path = [value for one in launch.environment if one.name == "PYTHONPATH" and (value := one.value)]
+    search = [str((cwd / target.name).resolve().parent), *":".join(path).split(":")]
+    return needs_of(source.text, target.name, search, on_cpu=launch.device.value == "cpu")
+
+
+def with_listed_nodes(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the variables, with the names in PBS's file of nodes in the place of its path."""
+    with suppress(KeyError, OSError):
+        return {**environ, "PBS_NODEFILE": Path(environ["PBS_NODEFILE"]).read_text()}
+    return environ
 
 
 def check(

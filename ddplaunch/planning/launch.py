@@ -104,6 +104,14 @@ class Placement:
 
 
 @dataclass(frozen=True)
+class Needs:
+    """What the script needs for certain: modules that ``lacks`` has with the line of the import, and ``cuda`` there."""
+
+    lacks: tuple[tuple[str, DeclaredAt], ...] = ()
+    cuda: DeclaredAt | None = None
+
+
+@dataclass(frozen=True)
 class Launch:
     """Everything that ``run`` executes and ``plan`` shows.
 
@@ -127,3 +135,4 @@ class Launch:
     receives: tuple[str, ...] = ()
     doubts: tuple[tuple[str, str], ...] = ()
     placement: Placement = Placement()
+    needs: Needs = Needs()

@@ -179,7 +179,6 @@ class Options:
     nccl_debug: Resolved[str] | None = _flag(
         NETWORK, "NCCL_DEBUG: WARN, INFO, TRACE [WARN].", "LEVEL", read_nccl_level, "INFO"
     )
-    nccl_ib: Resolved[bool] | None = _switch(NETWORK, "Use InfiniBand or not [if a port is up].")
     env: tuple[Resolved[tuple[str, str]], ...] = _many(
         ENVIRONMENT, "Set a variable for the ranks (repeatable).", "K=V", read_assignment
     )

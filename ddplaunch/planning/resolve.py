@@ -345,7 +345,7 @@ def _variables(
     else:
         of_the_device = [
             *environment.shown_gpus(gpus, options.gpus, amd=_amd(facts)),
-            *environment.nccl(options.nccl_debug, options.nccl_ib, facts.network),
+            *environment.nccl(options.nccl_debug, facts.network),
             *environment.flight_recorder(
                 situation.record,
                 None if isinstance(facts.torch, Unavailable) else facts.torch.version,

@@ -131,22 +131,6 @@ FIRES = (
         says=("`1` twice", "CUDA_VISIBLE_DEVICES=1,1 from the shell's environment"),
     ),
     Case(
-        "gpu-mixed-models",
-        "two H100 and an A100",
-        healthy_facts(nvml=MIXED),
-        healthy_launch(3),
-        severity="warning",
-        says=("2 × NVIDIA H100", "1 × NVIDIA A100-SXM4-40GB", "ddplaunch run 2 --gpus 0,1"),
-    ),
-    Case(
-        "gpu-mixed-models",
-        "nvidia-smi's numbers, which --gpus takes where some GPUs are exported too",
-        healthy_facts(nvml=MIXED, environment={**showing("2,1,0"), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),
-        healthy_launch(3),
-        severity="warning",
-        says=("--gpus 1,0 …",),
-    ),
-    Case(
         "mig-one-per-process",
         "two ranks",
         healthy_facts(nvml=SPLIT),
@@ -176,7 +160,6 @@ SILENT = (
     ),
     Case("duplicate-gpu", "asked for the CPU", healthy_facts(environment=showing("1,1")), ON_CPU),
     Case("duplicate-gpu", "an unknown one is another check", healthy_facts(environment=showing("9")), NO_LAUNCH),
-    Case("gpu-mixed-models", "the other model is not used", healthy_facts(nvml=MIXED), healthy_launch(2)),
     Case("mig-one-per-process", "one rank", healthy_facts(nvml=SPLIT), healthy_launch(1)),
     Case(
         "mig-one-per-process", "whole GPU named", healthy_facts(nvml=SPLIT, environment=showing("1")), healthy_launch(2)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.checks.host import CHECKS, workers_per_process
-from ddplaunch.machine.facts import CpuFacts, HostFacts, LimitFacts, MemoryFacts, ShmFacts
+from ddplaunch.machine.facts import CpuFacts, LimitFacts, MemoryFacts, ShmFacts
 from ddplaunch.planning.launch import Launch, Placement, Target
 from ddplaunch.values.finding import Severity
 from ddplaunch.values.resolved import Resolved
@@ -152,21 +152,6 @@ def test_a_launch_without_memory_for_a_quarter_of_its_ranks_is_refused(ranks: in
     facts = healthy_facts(memory=MemoryFacts(64 * GIB, 8 * GIB, None))
     finding = found(CHECKS, "memory-short", facts, healthy_launch(ranks))
     assert finding is not None and finding.severity.value == severity
-
-
-def test_processes_low() -> None:
-    small = CpuFacts(16, 16, None, 16)
-    pids = healthy_facts(cpu=small, limits=limits(cgroup_pids_max=100))
-    finding = found(CHECKS, "processes-low", pids, launch(8, 4))
-    assert finding and "pids.max is 100" in finding.what and "--pids-limit" in finding.fix
-    user = healthy_facts(cpu=small, limits=limits(processes_soft=100))
-    by_user = found(CHECKS, "processes-low", user, launch(8, 4))
-    assert by_user and "`ulimit -u` is 100" in by_user.what
-    root = healthy_facts(
-        cpu=small, limits=limits(processes_soft=100), host=HostFacts("n", ("10.0.0.5",), "6.8", None, "root")
-    )
-    assert found(CHECKS, "processes-low", root, launch(8, 4)) is None
-    assert found(CHECKS, "processes-low", healthy_facts(limits=limits(processes_soft=63_000)), launch(8, 4)) is None
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from ddplaunch.checks.known_variables import INEFFECTIVE, KNOWN
@@ -93,8 +91,6 @@ def test_infiniband_disabled_by_hand() -> None:
     finding = found(CHECKS, "infiniband-disabled", facts, several)
     assert finding and "mlx5_0:1 is active" in finding.what
     assert found(CHECKS, "infiniband-disabled", facts, healthy_launch()) is None
-    asked = dataclasses.replace(several, options=Options(nccl_ib=Resolved(False, Source("flag"))))
-    assert found(CHECKS, "infiniband-disabled", facts, asked) is None
     assert found(CHECKS, "infiniband-disabled", healthy_facts(environment={"NCCL_IB_DISABLE": "0"}), several) is None
 
 

@@ -66,9 +66,9 @@ def test_quick_and_typer_agree(line: tuple[str, list[str]]) -> None:
 
 
 def test_quick_does_not_leave_everything_to_typer() -> None:
-    words = ["4", "--batch-size", "8", "--env", "A=1", "--env=B=2", "--no-nccl-ib", "--dry-run"]
+    words = ["4", "--batch-size", "8", "--env", "A=1", "--env=B=2", "--no-stacks", "--dry-run"]
     values = parse("run", words)
-    assert values is not None and values["env"] == ["A=1", "B=2"] and values["nccl_ib"] is False
+    assert values is not None and values["env"] == ["A=1", "B=2"] and values["stacks"] is False
     assert parse_with_typer(["run", *words]) == values
     for odd in (["--help"], ["--batch"], ["--batch-size"], ["4", "5"], ["--dry-run=1"]):
         assert parse("run", odd) is None

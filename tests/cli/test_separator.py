@@ -25,8 +25,8 @@ __all__ = ["call", "folder"]
             ["2", "--batch-size", "8", "--", "train.py", "--note=a b"],
         ),
         (
-            ["2", "--batch-size=8", "--no-nccl-ib", "train.py"],
-            ["2", "--batch-size=8", "--no-nccl-ib", "--", "train.py"],
+            ["2", "--batch-size=8", "--no-stacks", "train.py"],
+            ["2", "--batch-size=8", "--no-stacks", "--", "train.py"],
         ),
         (["2", "-m", "train", "--x"], ["2", "--", "-m", "train", "--x"]),
         (["2", "./tool", "x"], ["2", "--", "./tool", "x"]),

@@ -126,9 +126,6 @@ def test_no_launch(line: str) -> None:
     [
         ("torchrun --frob 3 t.py", "`--frob`"),
         ("torchrun --nproc_per_node 3", "`torchrun` without a script"),
-        ("torchrun t.py --nnodes 2 --node_rank 1", "`--nnodes` after the script"),
-        ("torchrun t.py --node-rank=1", "`--node-rank` after the script"),
-        ("accelerate launch t.py --num_machines 2", "`--num_machines` after the script"),
         ("torchrun --nnodes 2 --master_addr h t.py --nnodes 2", ""),
         ("torchrun t.py --nnodes=1 --node_rank 0 --nodes 3", ""),
         ("torchrun --nnodes", "`--nnodes`"),
@@ -149,14 +146,6 @@ def test_what_cannot_be_said_is_named(line: str, what: str) -> None:
     assert bool(found.words) == (what == "")
     if what:
         assert found.unknown[0].what == what and found.unknown[0].why
-
-
-@pytest.mark.parametrize(
-    "line", ["docker run --gpus all img", "kubectl exec pod --", "srun --container-image=x", "apptainer exec a.sif"]
-)
-def test_ddplaunch_is_needed_where_the_launch_runs(line: str) -> None:
-    found = said(f"{line} torchrun --nproc_per_node 2 t.py")
-    assert found.source == "ddplaunch run 2 -- t.py" and "in a container" in found.unknown[0].why
 
 
 def test_what_is_dropped_has_a_reason() -> None:

@@ -75,11 +75,6 @@ def test_infiniband_is_disabled_where_none_is_up(ports: tuple[InfinibandPort, ..
     assert variable.value == "1" and reason in variable.reason
 
 
-@pytest.mark.parametrize(("wanted", "value"), [(True, "0"), (False, "1")])
-def test_infiniband_can_be_asked_for(wanted: bool, value: str) -> None:
-    assert decide(said(nccl_ib=wanted))["NCCL_IB_DISABLE"].value == value
-
-
 def test_what_the_user_exported_wins_and_is_shown_as_theirs() -> None:
     variable = decide(environ={"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "7"})["NCCL_DEBUG"]
     assert (variable.value, variable.source.kind) == ("INFO", "environment")

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from ddplaunch.machine.facts import CpuFacts
 from ddplaunch.planning.flag import NodeRange
-from ddplaunch.planning.inside.complete import complete, notes, recognise, within_allocation
+from ddplaunch.planning.inside.complete import SIGNS, complete, notes, recognise, within_allocation
 from ddplaunch.planning.inside.slurm import expand_hosts, read_slurm, repeated_counts
+from ddplaunch.planning.inside.systems import systems
 from ddplaunch.planning.launch import Topology
 from ddplaunch.planning.options import Options
 from ddplaunch.planning.ranks.topology import resolve_topology
@@ -216,11 +217,29 @@ ELASTIC = {
 }
 
 
+SKYPILOT = {
+    "SKYPILOT_NUM_NODES": "2",
+    "SKYPILOT_NODE_RANK": "1",
+    "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5\n",
+    "SKYPILOT_NUM_GPUS_PER_NODE": "4",
+}
+DSTACK = {
+    "DSTACK_NODES_NUM": "3",
+    "DSTACK_NODE_RANK": "2",
+    "DSTACK_MASTER_NODE_IP": "10.1.0.1",
+    "DSTACK_GPUS_PER_NODE": "8",
+}
+SAGEMAKER = {"SM_HOSTS": '["algo-1","algo-2"]', "SM_CURRENT_HOST": "algo-2", "SM_NUM_GPUS": "1"}
+
+
 @pytest.mark.parametrize(
     ("environ", "kind", "expected"),
     [
         (KUBEFLOW, "Kubeflow", (2, 4, 1, "train-node-0-0.train", 29400)),
         (ELASTIC, "Kubeflow", (3, 3, 2, "train-worker-0", 23456)),
+        (SKYPILOT, "environment", (2, 4, 1, "10.0.0.4", 29500)),
+        (DSTACK, "environment", (3, 8, 2, "10.1.0.1", 29500)),
+        (SAGEMAKER, "environment", (2, 1, 1, "algo-1", 29500)),
     ],
 )
 def test_others_are_recognised_and_shown_as_source(
@@ -231,6 +250,41 @@ def test_others_are_recognised_and_shown_as_source(
     addr, port, rank = found.master_addr, found.master_port, found.node_rank
     assert addr and port and rank and rank.source.kind == kind
     assert (found.nnodes.value, found.nproc_per_node.value, rank.value, addr.value, port.value) == expected
+
+
+def test_what_was_typed_wins_over_other_systems_too() -> None:
+    one = Options(nnodes=Resolved(NodeRange(1, 1), Source("flag")))
+    assert topology(one, SKYPILOT).world_size == 4, "on this node alone"
+    assert topology(said(nproc="2"), SKYPILOT).world_size == 4
+    assert topology(said(device="cpu"), SKYPILOT, processes=1).world_size == 2, "their GPUs count none of the CPU's"
+    assert notes(SKYPILOT, 0) == ("SkyPilot: node 1 of 2",)
+
+
+@pytest.mark.parametrize(
+    ("environ", "by"),
+    [
+        ({"PBS_NODEFILE": "c1\nc1\nc2\nc2\n"}, "PBS"),
+        ({"LSB_MCPU_HOSTS": "c1 2 c2 2"}, "LSF"),
+    ],
+)
+def test_a_job_whose_other_hosts_would_stand_idle_is_refused(environ: dict[str, str], by: str) -> None:
+    with pytest.raises(UsageError, match=f"{by} gave this job several hosts, c1,c2"):
+        complete(Options(), environ)
+    alone = Options(nnodes=Resolved(NodeRange(1, 1), Source("flag")))
+    assert complete(alone, environ) == alone
+    one_host = {name: value.split("\n")[0].replace(" c2 2", "") for name, value in environ.items()}
+    assert complete(Options(), one_host).nnodes in (None, Resolved(NodeRange(1, 1), Source("environment")))
+
+
+def test_a_pod_of_an_indexed_job_knows_its_rank_and_no_number_of_nodes() -> None:
+    environ = {"JOB_COMPLETION_INDEX": "1"}
+    assert complete(Options(), environ) == Options() and notes(environ, 0) == ()
+    two = Options(nnodes=Resolved(NodeRange(2, 2), Source("flag")))
+    assert complete(two, environ).node_rank == Resolved(1, Source("environment", "JOB_COMPLETION_INDEX"))
+
+
+def test_each_system_has_a_sign_that_is_looked_for_first() -> None:
+    assert {row["signs"][0] for row in systems()} == {*SIGNS} - {"SLURM_JOB_ID"}
 
 
 def test_what_is_particular_to_each_of_them() -> None:

@@ -14,7 +14,7 @@ from ddplaunch.planning.launch import Launch, Placement
 from ddplaunch.planning.ranks.placement import workers_typed
 from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, ScriptReport
 from ddplaunch.values.finding import UsageError
-from ddplaunch.values.resolved import Source, Unavailable
+from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.variable_names import SETTINGS
 from ddplaunch.values.words import numbers_of
 from tests.checks.healthy import healthy_facts, healthy_gpu, healthy_nvml, healthy_torch
@@ -180,26 +180,6 @@ def test_all_cpus_of_a_slurm_job_are_no_choice_among_them(tmp_path: Path) -> Non
     assert found.cpus == ("0-7,32-39", "16-23,48-55")
     assert found.text.endswith("; 32 of 64 CPUs are usable")
     assert on_gpus(tmp_path, (0, 1), usable, environ={**bound, "SLURM_CPUS_ON_NODE": "64"}).placement.cpus == ()
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "theirs"),
-    [
-        ("GOMP_CPU_AFFINITY", "0-3", True),
-        ("KMP_AFFINITY", "granularity=fine,proclist=[0,1],explicit", True),
-        ("OMP_PLACES", "{0:4}", True),
-        ("OMP_PLACES", "cores", False),
-        ("OMP_PROC_BIND", "close", False),
-    ],
-)
-def test_a_list_of_cpus_for_openmp_is_the_users_own_binding(
-    tmp_path: Path, name: str, value: str, theirs: bool
-) -> None:
-    found = on_cpus(tmp_path, 2, environ={name: value})
-    assert (found.cpus == ()) is theirs
-    assert not theirs or (found.text, found.source) == (f"as {name}={value} says", Source("environment"))
-    pair = on_cpus(tmp_path, 2, pairs=((name, value, Source("flag", "--env")),))
-    assert not theirs or pair.source == Source("flag", "--env")
 
 
 def test_none_leaves_all_alone(tmp_path: Path) -> None:

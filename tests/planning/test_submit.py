@@ -49,7 +49,7 @@ FULL = (
     *("--cpus-per-task", "32", "--sbatch-arg=--account=lab", "--sbatch-arg=--constraint='h100&nvlink'"),
     *("--sbatch-arg", "--exclude node7", "--sbatch-arg=--comment='it\"s 5% \\ #1'"),
     *("--setup", "module load cuda/12.8", "--setup", "source ~/env.sh", "--requeue", "--grace", "120"),
-    *("--batch-size", "8", "--base-lr", "1e-4", "--env", "NOTE=a b", "--no-nccl-ib", "--profile", "big"),
+    *("--batch-size", "8", "--base-lr", "1e-4", "--env", "NOTE=a b", "--no-stacks", "--profile", "big"),
 )
 
 

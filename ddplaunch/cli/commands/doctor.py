@@ -58,7 +58,7 @@ COMMAND = Command(
 _SHARED = frozenset(
     {
         *("gpus", "device", "nnodes", "placement", "memory", "node_rank", "master_addr", "master_port"),
-        *("socket_ifname", "nccl_debug", "nccl_ib", "env", "torchrun_arg", "ignore", "checks", "run_dir"),
+        *("socket_ifname", "nccl_debug", "env", "torchrun_arg", "ignore", "checks", "run_dir"),
     }
 )
 _START_S = 180.0  # for the ranks to import torch and meet, over all hosts

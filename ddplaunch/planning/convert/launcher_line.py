@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 
 from ddplaunch.planning.convert.launch_words import (
     Word,
@@ -20,7 +19,6 @@ from ddplaunch.planning.convert.translation import (
     CannotSay,
     Note,
     Translation,
-    of_container,
     unsure,
     without_placeholders,
 )
@@ -69,7 +67,6 @@ def translate(words: Sequence[Word], job: Mapping[str, Word] | None = None) -> T
             else [place.python, known_word("-m"), known_word("ddplaunch")]
         )
         command = [*program, *line.command(rest)]
-        line.unknown += of_container(words[: place.start])
     except CannotSay as cannot:
         return Translation(place.launcher, place.start, unknown=(cannot.note,))
     return Translation(place.launcher, place.start, tuple(command), tuple(line.dropped), tuple(line.unknown))
@@ -100,7 +97,6 @@ class LauncherLine:
             name, value = option_of(word)
             if not name:
                 self._refuse_hidden_options(words[at:])
-                self._refuse_lost_nodes(words[at:])
                 break
             key = canonical(self.launcher, name)
             if key is None and name[:2] in LAUNCHERS[self.launcher] and not name.startswith("--"):
@@ -137,16 +133,6 @@ class LauncherLine:
                 raise CannotSay(f"`{rest[0].source}`", why)
             if not name and word.text is not None:
                 return
-
-    def _refuse_lost_nodes(self, rest: Sequence[Word]) -> None:
-        """Raise CannotSay if options for several nodes come after the script: each node would train alone."""
-        for word, following in pairwise([*rest[1:], rest[0]]):
-            name, value = option_of(word)
-            meaning = LAUNCHERS[self.launcher].get(name.replace("_", "-"))
-            lost = meaning and meaning.kind in {"nnodes", "--node-rank"} - self.said.keys()
-            if lost and (value or following).text != ("0" if "rank" in name else "1"):
-                why = f"{self.launcher} does not read it there: each node would train alone; put it in front"
-                raise CannotSay(f"`{name}` after the script", why)
 
     def take(self, key: str, meaning: Meaning, values: Sequence[Word]) -> None:
         """Record the meaning of one option. Raises CannotSay."""

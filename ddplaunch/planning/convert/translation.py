@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ddplaunch.planning.convert.launch_words import Word, known_word, option_of, starts_python
+from ddplaunch.planning.convert.launch_words import Word, known_word, starts_python
 from ddplaunch.planning.script_numbers.handed_out import as_literal
 from ddplaunch.values.frozen import dataclass
 
@@ -103,16 +103,6 @@ def rank_program(command: Sequence[Word], unknown: list[Note]) -> list[Word]:
         unknown.append(unsure(arguments[0]))
         return arguments
     return arguments if arguments[0].value.endswith(".py") else rest
-
-
-_CONTAINERS = ("docker", "podman", "singularity", "apptainer", "enroot", "kubectl")
-
-
-def of_container(container_words: Sequence[Word]) -> list[Note]:
-    """Return a note if ``container_words``, the words before a launch, start or enter a container."""
-    inside = any(word.name in _CONTAINERS or option_of(word)[0].startswith("--container-") for word in container_words)
-    why = "it runs in a container, whose image or environment may not have it: `pip install ddplaunch` there"
-    return [Note("whether ddplaunch is installed", why)] if inside else []
 
 
 def unsure(word: Word) -> Note:

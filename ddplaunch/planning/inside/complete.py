@@ -1,4 +1,4 @@
-"""Completes options from what Slurm or Kubeflow set up; what the user said stays."""
+"""Completes options from what Slurm or another system set up; what the user said stays."""
 
 from __future__ import annotations
 
@@ -16,17 +16,21 @@ if TYPE_CHECKING:
     from ddplaunch.planning.inside.place_in_job import PlaceInJob
 
 _EXPORTED = ("node_rank", "master_addr", "master_port")  # batch scripts export them in upper case
-_SIGNS = ("SLURM_JOB_ID", "PET_NNODES")
+#: Variables of which each system that is known sets one.
+SIGNS = (
+    *("SLURM_JOB_ID", "PET_NNODES", "SKYPILOT_NUM_NODES", "DSTACK_NODES_NUM", "SM_HOSTS", "PBS_NODEFILE"),
+    *("LSB_MCPU_HOSTS", "JOB_COMPLETION_INDEX"),
+)
 
 
 def recognise(environ: Mapping[str, str]) -> PlaceInJob | None:
-    """Return this process's place in a job of Slurm or Kubeflow; None outside of both."""
-    if not any(name in environ for name in _SIGNS):
+    """Return this process's place in a job of Slurm or of a system of ``systems.toml``; None outside of all."""
+    if not any(name in environ for name in SIGNS):
         return None
-    from ddplaunch.planning.inside.place_in_job import find_kubeflow
     from ddplaunch.planning.inside.slurm import find_slurm
+    from ddplaunch.planning.inside.systems import find_system
 
-    return find_kubeflow(environ) or find_slurm(environ)
+    return find_slurm(environ) or find_system(environ)
 
 
 def complete(options: Options, environ: Mapping[str, str]) -> Options:
@@ -34,7 +38,7 @@ def complete(options: Options, environ: Mapping[str, str]) -> Options:
 
     Flags and profile win over the job; so do MASTER_ADDR, MASTER_PORT and NODE_RANK of the environment, which
     ``resolve_topology`` reads: a batch script exports them on purpose. A launch that was told to use one node stays on
-    it. Raises UsageError if mpirun starts the same launch several times.
+    it. Raises UsageError if mpirun starts the same launch several times, or a job has further hosts without the launch.
     """
     place = recognise(environ)
     size = environ.get("OMPI_COMM_WORLD_SIZE") or (environ.get("PMI_SIZE") if place is None else None)  # or srun's own
@@ -42,6 +46,8 @@ def complete(options: Options, environ: Mapping[str, str]) -> Options:
         raise _started_by_mpi(str(size))
     if place is None:
         return options
+    if place.alone_of and options.nnodes is None:
+        raise _alone(place)
     nodes, nproc = options.nnodes or place.said.get("nnodes"), place.said.get("nproc")
     names = {"run_id"} if place.by == "Slurm" else set()
     if nodes is not None and nodes.value.most > 1:
@@ -67,6 +73,17 @@ def _started_by_mpi(size: str) -> UsageError:
     )
 
 
+def _alone(place: PlaceInJob) -> UsageError:
+    hosts = ",".join(place.alone_of)
+    return usage(
+        f"{place.note.partition(':')[0]} gave this job several hosts, {hosts}, and starts this command on one",
+        why="one node would train, and the others would stand idle",
+        fix=f"`--hosts {hosts}` starts all of them by ssh; `--nnodes 1` trains on this one alone",
+        where="the shell's environment",
+        code="hosts-left-out",
+    )
+
+
 def _own_devices(options: Options, place: PlaceInJob) -> tuple[Resolved[tuple[str, str]], ...]:
     """Return the variable that hides other tasks' GPUs. ``--gpus`` will not do: it counts as nvidia-smi does."""
     if not place.devices or options.gpus is not None:
@@ -78,7 +95,7 @@ def _own_devices(options: Options, place: PlaceInJob) -> tuple[Resolved[tuple[st
 def notes(environ: Mapping[str, str], now_s: float) -> tuple[str, ...]:
     """Return one clause on who set up this job, with the time that is left if Slurm says it."""
     place = recognise(environ)
-    if place is None:
+    if place is None or not place.note:
         return ()
     from ddplaunch.planning.inside.place_in_job import first_number
 

@@ -95,16 +95,12 @@ def shown_gpus(gpus: tuple[str, ...] | None, typed: Resolved[str] | None, *, amd
     return [Variable(CUDA_VISIBLE, ",".join(gpus), source, OF_THIS_LAUNCH), order]
 
 
-def nccl(
-    level: Resolved[str] | None, infiniband: Resolved[bool] | None, network: NetworkFacts | Unavailable
-) -> list[Variable]:
-    """Return the variables for how much NCCL prints, and for InfiniBand as asked for, or off if no port is up."""
+def nccl(level: Resolved[str] | None, network: NetworkFacts | Unavailable) -> list[Variable]:
+    """Return the variables for how much NCCL prints, and for InfiniBand, which is off if no port is up."""
     if level:
         debug = Variable("NCCL_DEBUG", level.value, level.source, "asked for")
     else:
         debug = Variable("NCCL_DEBUG", "WARN", DEFAULT, "NCCL prints its errors, and nothing else")
-    if infiniband is not None:
-        return [debug, Variable("NCCL_IB_DISABLE", "0" if infiniband.value else "1", infiniband.source, "asked for")]
     if isinstance(network, Unavailable) or any(port.state == "ACTIVE" for port in network.infiniband):
         return [debug]
     reason = "no InfiniBand port is up" if network.infiniband else "this machine has no InfiniBand device"

@@ -22,8 +22,6 @@ from ddplaunch.values.words import count, numbers_text, ranks_text
 
 Word: TypeAlias = Literal["auto", "none", "node", "cores"]
 _NUMA_BINDING = "--numa-binding"
-#: Variables with which OpenMP puts the n-th thread of every process on the n-th CPU of a list, and what marks a list.
-_LISTS = {"GOMP_CPU_AFFINITY": "", "KMP_AFFINITY": "explicit", "OMP_PLACES": "{"}
 
 # The names in PyTorch's and timm's examples, Lightning and Hugging Face TrainingArguments.
 _WORKER_OPTION = DeclaredOption(
@@ -125,10 +123,6 @@ def _by_the_user(typed: Resolved[Word] | None, layout: CpuLayout, surroundings: 
         return Placement(text="left to the kernel", source=typed.source, shown=True)
     if binding is not None:
         return Placement(text=f"as torchrun's `{binding}` says", source=Source("flag", "--torchrun-arg"), shown=True)
-    for name, mark in _LISTS.items():
-        value, source = surroundings.variables.get(name, ("", DEFAULT))
-        if value and mark in value:
-            return Placement(text=f"as {name}={value} says", source=source, shown=True)
     allocated = surroundings.variables.get("SLURM_CPUS_ON_NODE", ("", DEFAULT))[0] == str(len(layout.cpus))
     if len(layout.cpus) >= layout.allowed or allocated or value_of(typed, "auto") in ("node", "cores"):
         return None  # a job that has all of its CPUs on the node was not bound
