@@ -6,13 +6,14 @@ time the site is built, so that no page can be older than the program.
 
 from __future__ import annotations
 
+import html
 import posixpath
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.cli.commands.explain import every_check
-from ddplaunch.cli.parsing.command import COMMANDS, command_named, options_of
+from ddplaunch.cli.parsing.command import COMMANDS, Listed, command_named, options_of
 from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.planning.flag import Flag
 
@@ -30,7 +31,7 @@ _LINK = re.compile(r"(\]\()([^)#\s]+)")
 def pages() -> dict[str, str]:
     """Return the text of each page that the program writes, by its place in the site."""
     return {
-        "reference/options.md": _options(),
+        **{f"commands/{command}.md": _command(command, listed) for command, listed in COMMANDS.items()},
         "reference/checks.md": _checks(),
         "reference/codes.md": _codes(),
     }
@@ -64,23 +65,71 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         known = files.get_file_from_path(inside) is not None and not re.match(r"\w+:", link[2])
         return link[1] + posixpath.relpath(inside, folder or ".") if known else link[0]
 
-    return _LINK.sub(led, markdown)
+    painted = _TERMINAL.sub(lambda block: terminal(block[1]), markdown)
+    return _LINK.sub(led, painted)
 
 
-def _options() -> str:
-    lines = [
-        "# Options",
-        "",
-        "Every command with all of its options; `ddplaunch help COMMAND` says the same.",
-    ]
-    for command, listed in COMMANDS.items():
-        flags, row = options_of(command), command_named(command)
-        lines += ["", f"## {command}", "", " ".join((listed.line, row.more)).strip(), ""]
-        lines += [line for example, meaning in row.examples for line in (f"- {meaning}: `{example}`",)]
-        for title in dict.fromkeys(flag.panel or "Options" for flag in flags):
-            members = [flag for flag in flags if (flag.panel or "Options") == title]
-            lines += ["", f"**{title}**", "", "| option | |", "|---|---|"]
-            lines += [f"| {_cell(f'`{_spelled(flag)}`')} | {_cell(flag.text)} |" for flag in members]
+#: What the program paints on a terminal, by the shape of a line: a class of docs/site.css for each group.
+#: A test compares this with what the program paints.
+_PAINTED = (
+    (r"(error\[[\w-]+\]: )", "error"),
+    (r"(warning\[[\w-]+\]: )", "warning"),
+    (r"(ddplaunch: done(?: in \d+ attempts)? |healthy: .*)", "good"),
+    (r"(ddplaunch: (?:failed|stopped) |nothing was launched: )", "error"),
+    (r"(  (?:-->|why:|fix:|followed by:|evidence:) )", "dim"),
+    (r"(  (?:run|cpus|batch|lr|steps|pass|config|env|note|record) +)", "dim"),
+    (r"((?: *[A-Z][A-Z/%]+ *)+| *ranks   where .*)$", "dim"),
+    (r"(ddplaunch) ([\w.-]+)$", "bold", "dim"),
+)
+_TERMINAL = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def terminal(text: str) -> str:
+    """Return a console block as HTML in the colours of a terminal; its commands can be copied alone."""
+    lines, commands = [], []
+    for line in text.splitlines():
+        if line.startswith("$ "):
+            commands.append(line[2:])
+            lines.append(f'<span class="prompt">$ </span><b>{html.escape(line[2:])}</b>')
+            continue
+        lines.append(_painted(line))
+    copied = html.escape("\n".join(commands), quote=True).replace("\n", "&#10;")
+    button = f'<button class="md-clipboard md-icon" title="Copy the commands" data-clipboard-text="{copied}"></button>'
+    shown = "&#10;".join(lines)  # one line of Markdown: an empty line would end the block of HTML
+    return f'<div class="terminal">{button}<pre>{shown}</pre></div>'
+
+
+def _painted(line: str) -> str:
+    """Return a line of output as HTML, with the colours that the program gives its parts."""
+    for shape, *classes in _PAINTED:
+        if (match := re.match(shape, line)) is not None:
+            text, at = "", 0
+            for number, name in enumerate(classes, 1):
+                before, part = html.escape(line[at : match.start(number)]), html.escape(match[number])
+                text += f'{before}<span class="{name}">{part}</span>'
+                at = match.end(number)
+            return text + html.escape(line[at:])
+    return html.escape(line)
+
+
+def on_page_content(page_html: str, **_: object) -> str:
+    """Return a page whose inline code is broken between words only, so that no option is torn at its hyphens."""
+    return re.sub(
+        r"(?<!<pre>)<code>([^<]{1,400})</code>",
+        lambda code: "<code>" + re.sub(r"(?<!\S)\S{1,26}(?!\S)", r"<span>\g<0></span>", code[1]) + "</code>",
+        page_html,
+    )
+
+
+def _command(command: str, listed: Listed) -> str:
+    flags, row = options_of(command), command_named(command)
+    lines = [f"# {command}", "", " ".join((listed.line, row.more)).strip(), ""]
+    width = max(len(example) for example, _ in row.examples)
+    lines += ["```sh", *(f"{example:<{width}}  # {meaning}" for example, meaning in row.examples), "```"]
+    for title in dict.fromkeys(flag.panel or "Options" for flag in flags):
+        members = [flag for flag in flags if (flag.panel or "Options") == title]
+        lines += ["", f"## {title}", "", "| option | |", "|---|---|"]
+        lines += [f"| {_cell(f'`{_spelled(flag)}`')} | {_cell(flag.text)} |" for flag in members]
     return "\n".join(lines) + "\n"
 
 

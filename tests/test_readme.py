@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import html
 import inspect
 import json
 import re
@@ -22,10 +23,18 @@ from ddplaunch.checks.all_checks import ALL, across
 from ddplaunch.checks.check import available, run_check
 from ddplaunch.cli.parsing.command import COMMANDS, options_of
 from ddplaunch.comm.checks import CHECKS as MEASURED
+from ddplaunch.explain.diagnosis import Diagnosis, Echo, Evidence
 from ddplaunch.explain.signatures import Tier, all_signatures, signature_of
 from ddplaunch.planning.current import Current
 from ddplaunch.planning.script_numbers.handed_out import NAMES
-from ddplaunch.values.finding import ExitStatus
+from ddplaunch.records.outcome import RunOutcome
+from ddplaunch.records.run_states import RunSummary
+from ddplaunch.ui.launch_view import launch_panel
+from ddplaunch.ui.outcome_view import outcome_text
+from ddplaunch.ui.ps_view import ps_text
+from ddplaunch.ui.speech import refusal_text
+from ddplaunch.ui.terminal import Terminal
+from ddplaunch.values.finding import ExitStatus, Severity, warning
 from scripts import docs_site
 from scripts.signatures import rules_of
 from tests.agent.guarded import until
@@ -181,14 +190,16 @@ def test_the_site_has_no_broken_link_and_is_searched(tmp_path: Path, browser: An
     index = json.loads((tmp_path / "site" / "search" / "search_index.json").read_text(encoding="utf-8"))
     found = {entry["location"] for entry in index["docs"] if "shm-too-small" in entry["title"]}
     assert found == {"reference/checks.html#shm-too-small", "reference/codes.html#shm-too-small"}
-    options = (tmp_path / "site" / "reference" / "options.html").read_text(encoding="utf-8")
-    flags = [flag for command in COMMANDS for flag in options_of(command)]
-    assert [flag.flag for flag in flags if not flag.kind.startswith("argument") and flag.flag not in options] == []
+    for command in COMMANDS:
+        page = (tmp_path / "site" / "commands" / f"{command}.html").read_text(encoding="utf-8")
+        flags = [flag.flag for flag in options_of(command) if not flag.kind.startswith("argument")]
+        assert [flag for flag in flags if flag not in page] == []
+    places = sorted({entry["location"].partition("#")[0] for entry in index["docs"]})
     handler = functools.partial(SilentFiles, directory=tmp_path / "site")
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            look_at_site(browser, f"http://127.0.0.1:{server.server_address[1]}/")
+            look_at_site(browser, f"http://127.0.0.1:{server.server_address[1]}/", places)
         finally:
             server.shutdown()
 
@@ -200,8 +211,17 @@ class SilentFiles(SimpleHTTPRequestHandler):
         """Print nothing about requests."""
 
 
-def look_at_site(browser: Any, address: str) -> None:
-    """The search finds the page that explains a word, and the site is as light or dark as the system."""
+def look_at_site(browser: Any, address: str, places: list[str]) -> None:
+    """The search finds the page that explains a word, and the site is as light or dark as the system.
+
+    No page is wider than a phone.
+    """
+    for width, pages in ((375, places), (1280, [])):
+        metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        for place in pages:
+            browser.get(f"{address}{place}")
+            assert browser.execute_script("return document.documentElement.scrollWidth") <= width, place
     for name in ("light", "dark", "light"):
         scheme(browser, name)
         browser.get(f"{address}hangs.html")
@@ -224,6 +244,50 @@ def look_at_site(browser: Any, address: str) -> None:
 def _is_first(browser: Any, place: str) -> bool:
     """Whether the first result of the search leads there."""
     return place in browser.execute_script("return document.querySelector('.md-search-result__link')?.href ?? ''")
+
+
+def painted_by_the_program() -> str:
+    """Return what the program prints to a terminal: a launch, two ends, a refusal, a table."""
+    terminal = Terminal(80, styled=True)
+    finding = warning("a-code", "what", why="why", fix="`fix`", where=("here",))
+    cause = Diagnosis("script-exception", "observed", "KeyError: 'bird'", "why", ("`fix`",), 1, "node-1")
+    echo = Echo("gloo lost its connection", 0, "node-1", Evidence("rank-0.err", 5, "closed"))
+    ended = RunOutcome("r", "node-1", 0, "failed", 1, 0.0, 9.0, 1, cause, (echo,), ())
+    done = replace(ended, state="succeeded", diagnosis=None, cascade=())
+    runs = [RunSummary("jog", "ended", None, "jog.py", 1, 2, started_s=0.0)]
+    return "".join(
+        (
+            launch_panel(healthy_launch(), [finding], terminal, record="here"),
+            *(outcome_text(one, "here", terminal) for one in (ended, done)),
+            refusal_text([replace(finding, severity=Severity.ERROR)], terminal),
+            ps_text(runs, 0, 9.0, "ada", terminal),
+        )
+    )
+
+
+def test_console_blocks_have_the_colours_of_the_program() -> None:
+    names = {"1": "bold", "2": "dim", "1;31": "error", "1;33": "warning", "1;32": "good"}
+    printed = painted_by_the_program()
+    spans = re.sub("\x1b\\[0m", "</span>", html.escape(printed, quote=True))
+    spans = re.sub("\x1b\\[([\\d;]+)m", lambda code: f'<span class="{names[code[1]]}">', spans)
+    assert {*re.findall(r'class="(\w+)"', spans)} == {*names.values()}
+    text = re.sub("\x1b\\[[\\d;]+m", "", printed)
+    shown_lines = re.search("<pre>(.*)</pre>", docs_site.terminal(text))
+    assert shown_lines and shown_lines[1].split("&#10;") == spans.splitlines()
+
+
+def test_a_console_block_gives_its_commands_to_the_clipboard() -> None:
+    block = docs_site.terminal("$ a --x '<b>'\nout\n$ b\n")
+    assert 'data-clipboard-text="a --x &#x27;&lt;b&gt;&#x27;&#10;b"' in block
+    assert "\n" not in block and "<b>a --x &#x27;&lt;b&gt;&#x27;</b>" in block
+
+
+def test_inline_code_is_broken_between_words_only() -> None:
+    page = "<p><code>run 4 --batch-size 8</code></p><pre><code>a b</code></pre>"
+    assert docs_site.on_page_content(page) == (
+        "<p><code><span>run</span> <span>4</span> <span>--batch-size</span> <span>8</span></code></p>"
+        "<pre><code>a b</code></pre>"
+    )
 
 
 def test_flags_in_the_documents_exist() -> None:
