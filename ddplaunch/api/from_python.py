@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, overload
 
@@ -27,6 +29,7 @@ Option: TypeAlias = "str | int | float | bool | os.PathLike[str] | Sequence[obje
 
 NOT_HERE = ("dry_run", "detach")  # they leave no outcome to return
 _WITH_COMMAS = ("hosts", "show", "gpus", "preload")
+_CALLS = 3  # most calls to show on the way to a failure
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,32 @@ class Outcome:
     metrics: dict[str, float]
     run: RunOutcome | None
 
+    def __repr__(self) -> str:
+        return f"<Outcome: {'; '.join(self._parts())}>"
 
-class LaunchRefused(DdplaunchError):
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows of it."""
+        head, *rest = map(escape, self._parts())
+        return "<br>".join([f"<b>{head}</b>", *rest, f"<code>{escape(str(self.record or 'no record'))}</code>"])
+
+    def _parts(self) -> list[str]:
+        """Return how the launch ended, why, and the metrics, a clause each."""
+        cause = self.diagnosis
+        place = "" if cause is None or cause.rank is None else f"rank {cause.rank}"
+        causes = [] if cause is None else [cause.what if place in cause.what else f"{place}: {cause.what}"]
+        metrics = [f"{name} {value:.6g}" for name, value in self.metrics.items()]
+        return [f"run {self.run_id} ended with status {self.status}", *causes, *metrics]
+
+
+class _ToldInFull(Exception):
+    """What a notebook shows without a traceback: its text names the line."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that IPython shows in place of a traceback."""
+        return f"{type(self).__name__}: {self}".splitlines()
+
+
+class LaunchRefused(_ToldInFull, DdplaunchError):
     """Nothing was launched: ``findings`` say what is wrong, why, and how to fix it.
 
     ``exit_status`` is the command's: 2 if the options are wrong, 4 if the launch would have failed.
@@ -59,10 +86,22 @@ class LaunchRefused(DdplaunchError):
         self.exit_status = status
 
     def __str__(self) -> str:
-        return "\n".join(f"{finding.what}\n  why: {finding.why}\n  fix: {finding.fix}" for finding in self.findings)
+        text = "\n".join(f"{finding.what}\n  why: {finding.why}\n  fix: {finding.fix}" for finding in self.findings)
+        typed = re.sub(r"`ddplaunch run (\d+) -- [^`]*`", r"`nproc=\1`", text)
+        return _FLAG.sub(_argument, typed).replace("NPROC", "nproc")
 
 
-class RunFailed(Exception):
+#: An option alone in backticks, ``--batch-size 8``: a command that has more is for a terminal.
+_FLAG = re.compile("`--(no-)?([a-z][a-z-]+)(?:[ =]([^`]+))?`")
+
+
+def _argument(option: re.Match[str]) -> str:
+    """Return ``batch_size=8`` for ``--batch-size 8``, ``capture=False`` for ``--no-capture``."""
+    value = "False" if option[1] else option[3] or ""
+    return f"`{option[2].replace('-', '_')}={value if re.fullmatch('[0-9.]*|False', value) else repr(value)}`"
+
+
+class RunFailed(_ToldInFull):
     """The ranks were launched, but not all succeeded; ``outcome`` says how the launch ended."""
 
     def __init__(self, outcome: Outcome) -> None:
@@ -71,10 +110,10 @@ class RunFailed(Exception):
 
     def __str__(self) -> str:
         cause = self.outcome.diagnosis
-        lines = [f"run {self.outcome.run_id} ended with status {self.outcome.status}"]
+        lines = self.outcome._parts()[: 1 if cause is None else 2]
         if cause is not None:
-            place = "" if cause.rank is None else f"rank {cause.rank}: "
-            lines += [f"{place}{cause.what}", f"  why: {cause.why}", *(f"  fix: {fix}" for fix in cause.fixes[:1])]
+            calls = [f"    {call.place}  {call.source}".rstrip() for call in cause.calls[-_CALLS:]]
+            lines += [*calls, f"  why: {cause.why}", *(f"  fix: {fix}" for fix in cause.fixes[:1])]
         return "\n".join(lines)
 
 
@@ -165,7 +204,7 @@ def _option_words(options: Mapping[str, Option]) -> list[str]:
         if name not in flag_by_name:
             if (removal := removed("run", f"--{name}")) is not None:
                 raise TypeError(f"launch() has no option `{name}` any more: {removal.findings[0].fix}")
-            hint = f"; did you mean `{near}`?" if (near := nearest(name, flag_by_name)) else ""
+            hint = f"; did you mean `{near}`?" if (near := nearest(name, ("nproc", *flag_by_name))) else ""
             raise TypeError(f"launch() has no option `{name}`{hint} (`ddplaunch run --help` lists them)")
         if value is not None:
             words += _words_of(flag_by_name[name], value)

@@ -17,18 +17,13 @@ HIDDEN = "***"
 
 Span = tuple[int, int]
 
-#: Variables whose values are recorded, unless they look like a secret.
-_PREFIXES = (
-    *("LOCAL_", "GROUP_", "ROLE_", "MASTER_", "PET_", "TORCH", "PYTORCH_", "DDPLAUNCH_", "ACCELERATE_", "DEEPSPEED_"),
-    *("NCCL_", "GLOO_", "TP_", "UCC_", "UCX_", "FI_", "OFI_", "RDMAV_", "IBV_", "MLX5_", "RCCL_", "HSA_"),
-    *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NVSHMEM_", "HIP_", "ROCR_", "ROCM_", "GPU_", "ZE_"),
-    *("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "MALLOC_", "SLURM", "SBATCH_", "PMI_", "PMIX_", "OMPI_", "PALS_"),
-    *("MPI_", "SM_", "KUBERNETES_", "PYXIS_", "ENROOT_", "APPTAINER_", "SINGULARITY_", "PYTHON", "CONDA_"),
-    *("HF_", "TRANSFORMERS_", "WANDB_", "TOKENIZERS_", "XLA_", "TRITON_"),
-)
 # Patterns are strings: re compiles one when it is first needed, and most launches need few.
 _HUMP = r"(?<=[a-z0-9])(?=[A-Z])|[\W_]+"
 _VOCABULARY = """
+LOCAL_ GROUP_ ROLE_ MASTER_ PET_ TORCH PYTORCH_ DDPLAUNCH_ ACCELERATE_ DEEPSPEED_ NCCL_ GLOO_ TP_ UCC_ UCX_ FI_ OFI_
+RDMAV_ IBV_ MLX5_ RCCL_ HSA_ CUDA_ CUBLAS_ CUDNN_ NVIDIA_ NVSHMEM_ HIP_ ROCR_ ROCM_ GPU_ ZE_ OMP_ MKL_ KMP_ GOMP_
+OPENBLAS_ MALLOC_ SLURM SBATCH_ PMI_ PMIX_ OMPI_ PALS_ MPI_ SM_ KUBERNETES_ PYXIS_ ENROOT_ APPTAINER_ SINGULARITY_
+PYTHON CONDA_ HF_ TRANSFORMERS_ WANDB_ TOKENIZERS_ XLA_ TRITON_;
 RANK WORLD_SIZE NODE_RANK NNODES HOSTNAME LD_LIBRARY_PATH LD_PRELOAD PATH VIRTUAL_ENV TMPDIR USE_LIBUV LANG LC_ALL TERM
 CI container;
 PASSWORD PASSWD PWD PASSPHRASE SECRET CREDENTIAL APIKEY ACCESSKEY PRIVATEKEY TOKEN PASSWORT KENNWORT PASSORD WACHTWOORD
@@ -46,9 +41,10 @@ API ACCESS SECRET PRIVATE AUTH ENCRYPTION ENCRYPT SIGNING SIGN MASTER ACCOUNT SS
 LICENSE LICENCE DEPLOY ADMIN ROOT APP SESSION HMAC AES RSA SUBSCRIPTION WANDB COMET NEPTUNE MLFLOW OPENAI ANTHROPIC AWS
 AZURE GCP HF SENTRY DATADOG NGC CLEARML
 """  # noqa: RUF001
-#: Whole names of recorded variables; endings of a secret's name, in the singular; last words that make a name secret;
-#: words before TOKEN and before PASS that make a name harmless; words before KEY that make any value a secret.
-_VARIABLES, _ENDINGS, _LAST_WORDS, _OF_TEXT, _PASSES, _OPENING = (
+#: Of variables whose values are recorded, the beginnings of names and whole names; endings of a secret's name, in the
+#: singular; last words that make a name secret; words before TOKEN and before PASS that make a name harmless; words
+#: before KEY that make any value a secret.
+_PREFIXES, _VARIABLES, _ENDINGS, _LAST_WORDS, _OF_TEXT, _PASSES, _OPENING = (
     tuple(words.split()) for words in _VOCABULARY.split(";")
 )
 _OFTEN_IN_A_FILE = ("CREDENTIAL", "CRED", "COOKIE", "AUTH", "KEY")

@@ -167,18 +167,13 @@ def _spans(numbers: Iterable[int]) -> list[list[int]]:
     return spans
 
 
-#: Linux's signal numbers (signal(7)) on x86-64 and aarch64.
-SIGNAL_NAMES = dict(
-    enumerate(
-        (
-            *("SIGHUP", "SIGINT", "SIGQUIT", "SIGILL", "SIGTRAP", "SIGABRT", "SIGBUS", "SIGFPE", "SIGKILL", "SIGUSR1"),
-            *("SIGSEGV", "SIGUSR2", "SIGPIPE", "SIGALRM", "SIGTERM", "SIGSTKFLT", "SIGCHLD", "SIGCONT", "SIGSTOP"),
-            *("SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGURG", "SIGXCPU", "SIGXFSZ", "SIGVTALRM", "SIGPROF", "SIGWINCH"),
-            *("SIGIO", "SIGPWR", "SIGSYS"),
-        ),
-        1,
-    )
-) | {34: "SIGRTMIN", 64: "SIGRTMAX"}
+#: Linux's signals (signal(7)) on x86-64 and aarch64, in the order of their numbers.
+_NAMES = """
+SIGHUP SIGINT SIGQUIT SIGILL SIGTRAP SIGABRT SIGBUS SIGFPE SIGKILL SIGUSR1 SIGSEGV SIGUSR2 SIGPIPE SIGALRM SIGTERM
+SIGSTKFLT SIGCHLD SIGCONT SIGSTOP SIGTSTP SIGTTIN SIGTTOU SIGURG SIGXCPU SIGXFSZ SIGVTALRM SIGPROF SIGWINCH SIGIO
+SIGPWR SIGSYS
+"""
+SIGNAL_NAMES = dict(enumerate(_NAMES.split(), 1)) | {34: "SIGRTMIN", 64: "SIGRTMAX"}
 SIGNALS = {name: number for number, name in SIGNAL_NAMES.items()}
 
 #: Commands that need Linux: they start ranks or inspect this machine's processes. Listing checks and showing records

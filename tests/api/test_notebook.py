@@ -108,10 +108,11 @@ def test_an_interrupt_of_the_cell_ends_the_ranks(tmp_path: Path) -> None:
     assert not any(each.is_running() for each in ranks)
 
 
-def test_a_refusal_is_read_in_the_traceback(tmp_path: Path) -> None:
+def test_a_refusal_is_read_without_a_traceback_above_it(tmp_path: Path) -> None:
     found = notebook("from ddplaunch import launch\nlaunch('nowhere.py', nproc=2)")
     with pytest.raises(CellExecutionError, match=r"`nowhere\.py` does not exist\n  why: .*\n  fix: correct the path"):
         client(found, tmp_path).execute()
+    assert found.cells[0].outputs[-1].traceback[0] == "LaunchRefused: `nowhere.py` does not exist"
 
 
 def test_the_notebook_of_examples(tmp_path: Path) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddplaunch import LaunchRefused, Outcome, RunFailed
 from ddplaunch.api.from_python import NOT_HERE, _option_words
 from ddplaunch.cli.parsing.command import options_of
 from ddplaunch.cli.parsing.typed_words import parse_quickly
+from ddplaunch.explain.diagnosis import Diagnosis, UserCall
 from ddplaunch.planning import current
+from ddplaunch.values.finding import error
 
 
 @pytest.mark.parametrize(
@@ -42,6 +46,7 @@ def test_every_option_of_run_can_be_given() -> None:
     ("options", "said"),
     [
         ({"batchsize": 8}, "did you mean `batch_size`"),
+        ({"nprocs": 2}, "did you mean `nproc`"),
         ({"dry_run": True}, "no option `dry_run`"),
         ({"capture": "no"}, "`capture` is True or False"),
         ({"batch_size": [8, 16]}, "`batch_size` takes one value"),
@@ -50,6 +55,36 @@ def test_every_option_of_run_can_be_given() -> None:
 def test_what_is_no_option_is_a_type_error(options: dict[str, Any], said: str) -> None:
     with pytest.raises(TypeError, match=said):
         _option_words(options)
+
+
+@pytest.mark.parametrize(
+    ("told", "in_python"),
+    [
+        ("`--lr 1e-3` and `--data` are both given", "`lr='1e-3'` and `data=` are both given"),
+        ("`--batch-size 8`, or `--no-capture`", "`batch_size=8`, or `capture=False`"),
+        ("`--gpus free:2`; `ddplaunch doctor --comm`", "`gpus='free:2'`; `ddplaunch doctor --comm`"),
+        ("NPROC is a number: `ddplaunch run 4 -- train.py`", "nproc is a number: `nproc=4`"),
+    ],
+)
+def test_a_refusal_names_arguments_not_flags(told: str, in_python: str) -> None:
+    refused = LaunchRefused(2, error("usage", told, why=told, fix=told))
+    assert str(refused) == f"{in_python}\n  why: {in_python}\n  fix: {in_python}"
+    assert refused._render_traceback_()[0] == f"LaunchRefused: {in_python}"
+
+
+def test_an_outcome_is_a_line_and_a_picture_of_it() -> None:
+    done = Outcome(0, "first", Path("/w/first"), None, (), {"val_loss": 1 / 3, "epochs": 3.0}, None)
+    assert repr(done) == "<Outcome: run first ended with status 0; val_loss 0.333333; epochs 3>"
+    calls = (UserCall("a.py:3 in main", "step(<x>)"), UserCall("a.py:9 in step"))
+    cause = Diagnosis("script-exception", "observed", "KeyError: '<b>'", "why", ("`fix`",), 1, calls=calls)
+    failed = replace(done, status=1, diagnosis=cause, metrics={}, record=None)
+    assert repr(failed) == "<Outcome: run first ended with status 1; rank 1: KeyError: '<b>'>"
+    assert failed._repr_html_() == (
+        "<b>run first ended with status 1</b><br>rank 1: KeyError: &#x27;&lt;b&gt;&#x27;<br><code>no record</code>"
+    )
+    told = ["run first ended with status 1", "rank 1: KeyError: '<b>'"]
+    story = ["    a.py:3 in main  step(<x>)", "    a.py:9 in step", "  why: why", "  fix: `fix`"]
+    assert RunFailed(failed)._render_traceback_() == [f"RunFailed: {told[0]}", told[1], *story]
 
 
 def test_metrics_are_numbers_of_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
