@@ -42,10 +42,10 @@ def _overrides(args: Sequence[str], option: DeclaredOption) -> Iterator[str]:
     key = option.flags[0].lstrip("+")
     for position, word in enumerate(args):
         if option.spelling == "k v":
-            if word == key and position + 1 < len(args) and option.behind in (*args[:position], ""):
+            if word == key and position + 1 < len(args) and option.after_flag in (*args[:position], ""):
                 yield args[position + 1]
             continue
-        name, equals, value = word.removeprefix(f"{option.behind}=" if option.behind else "").partition("=")
+        name, equals, value = word.removeprefix(f"{option.after_flag}=" if option.after_flag else "").partition("=")
         if equals and name.lstrip("+") == key:
             yield value
 
@@ -57,30 +57,20 @@ def spell(option: DeclaredOption, value: str) -> tuple[str, ...]:
     return (name, value) if option.spelling in ("--k v", "k v") else (f"{name}={value}",)
 
 
-_OVERRIDE = re.compile(r"(?:\+\+|[+~])?[\w.@/]+=")
-
-
 def arranged(args: Sequence[str], additions: Sequence[tuple[DeclaredOption, tuple[str, ...]]]) -> tuple[str, ...]:
     """Return ``args`` with the words of ``additions`` where the script takes them.
 
     Options come first: after a ``--`` of the script, or after a positional that takes the rest, they would not be read.
-    Overrides follow their own option, the last override of their form, or come last.
+    Overrides follow their own option, the last other override, or come last.
     """
     result = list(args)
-    front = [word for option, words in additions if option.front and not option.behind for word in words]
-    for flag in dict.fromkeys(option.behind for option, _ in additions if option.behind):
-        own = [(option, words) for option, words in additions if option.behind == flag]
+    front = [word for option, words in additions if option.comes_first and not option.after_flag for word in words]
+    for flag in dict.fromkeys(option.after_flag for option, _ in additions if option.after_flag):
+        own = [(option, words) for option, words in additions if option.after_flag == flag]
         result = _behind(flag, [word for _, words in own for word in words], result)
-    free = [(option, word) for option, words in additions if not option.front and not option.behind for word in words]
-    if free:
-        like = (
-            [index for index, word in enumerate(result) if _OVERRIDE.match(word)]
-            if free[0][0].spelling == "k=v"
-            else []
-        )
-        index = like[-1] + 1 if like else len(result)
-        result[index:index] = [word for _, word in free]
-    return (*front, *result)
+    free = [word for option, words in additions if not option.comes_first and not option.after_flag for word in words]
+    place = max((at for at, word in enumerate(result, 1) if "=" in word and word[0] != "-"), default=len(result))
+    return (*front, *result[:place], *free, *result[place:])
 
 
 def _behind(flag: str, words: list[str], args: list[str]) -> list[str]:

@@ -51,7 +51,7 @@ _SYMBOLS |= dict.fromkeys(
 _SYMBOLS |= dict.fromkeys(("device_count", "get_local_size"), LOCAL_WORLD)
 _THROUGH = frozenset({"int", "float", "round", "max", "min", "abs", "ceil", "floor", "str", "tensor"})
 #: Functions that only show what they get.
-TALK = frozenset(
+DISPLAYS = frozenset(
     {"print", "info", "debug", "warning", "log", "write", "format", "add_scalar", "set_postfix", "print_rank0"}
 )
 #: Functions that take a batch size for training; below, those that take a warmup and those that take a learning rate.
@@ -378,7 +378,7 @@ def _places(node: ast.AST) -> Iterator[tuple[str, str, ast.expr]]:
         function = last(node.func)
         if function == "backward" and isinstance(node.func, ast.Attribute):
             yield "", function, node.func.value
-        if function not in TALK:
+        if function not in DISPLAYS:
             yield from ((item.arg or "", function, item.value) for item in node.keywords)
             takes = any(each.search(function) for each in (LOADERS, _SCHEDULES, OPTIMIZERS))
             for item in node.args:

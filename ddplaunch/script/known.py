@@ -34,8 +34,10 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.In: lambda one, many: one in many,
     ast.NotIn: lambda one, many: one not in many,
 }
-# Dictionaries of options, by name.
-_CONFIGURED = frozenset({"args", "opt", "opts", "options", "cfg", "config", "conf", "params", "hparams", "settings"})
+#: Usual names of variables with parsed arguments or a configuration.
+NAMESPACES = frozenset(
+    {"args", "arguments", "opt", "opts", "options", "cfg", "config", "conf", "params", "hparams", "flags", "FLAGS"}
+)
 _DEPTH = 12
 #: Variables that every rank of a launch has.
 TORCHRUN_NAMES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
@@ -169,7 +171,7 @@ class Known:
 
     def _subscript(self, node: ast.Subscript, part: ReachablePart, depth: int) -> object:
         key = string(node.slice)
-        configured = key is not None and last(node.value) in _CONFIGURED
+        configured = key is not None and last(node.value) in NAMESPACES
         return self._assigned(key, UNKNOWN, node, part, depth) if configured and key is not None else UNKNOWN
 
     def _named(self, node: ast.Name | ast.Attribute, part: ReachablePart, depth: int) -> object:

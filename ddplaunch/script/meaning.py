@@ -10,9 +10,9 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from ddplaunch.script.constants import ENDS, counted_in, doubt_of, without_effect
+from ddplaunch.script.doubts import ENDS, TOKENS, counted_in, doubt_of, without_effect
 from ddplaunch.script.flow import LOADERS, UNREAD, Flow, Product, Use, is_of_samples
-from ddplaunch.script.names import at, is_number, is_one_of_names, last_word, meaning_of
+from ddplaunch.script.names import at, is_number, last_word, meaning_of
 from ddplaunch.script.script_report import LOCAL_WORLD, WORLD, DeclaredAt, DeclaredOption, Instead, LrRule, Meaning
 from ddplaunch.values.frozen import dataclass
 
@@ -31,7 +31,6 @@ _RANK_HELP = re.compile(
 )
 # A batch size that only a learning rate is scaled from.
 _FOR_RATES = re.compile(r"(?i)\bfor (?:auto[- ]?)?(?:re)?scal(?:e|ing) (?:of )?(?:the )?(?:lr\b|learning[- ]rate)")
-_TOKENS = re.compile(r"(?i)\btokens?\b")
 _NOT_TO_SET = re.compile(
     r"(?i)\b(?:set|updated|computed) automatically|automatically (?:set|updated|computed)"
     r"|\bdeprecated\b|\bobsolete\b|\b(?:do not|don't) use\b|\bno longer used\b"
@@ -66,11 +65,11 @@ def candidate(option: DeclaredOption) -> Meaning | None:
             ratio = meaning == "warmup_steps" and (option.kind == "float" or is_number(option.default or ""))
             if ratio and _EPOCHS_HELP.search(option.help):
                 return "warmup_epochs"
-            return "warmup_ratio" if ratio and float(option.default or 0) < 1 else None
+            return "warmup_ratio" if ratio and 0 < float(option.default or 0) < 1 else None
         if meaning == "warmup_steps" and not _STEPS.search(name) and not _STEPS.search(option.help):
             by_ratio: Meaning = "warmup_ratio" if _RATIO_HELP.search(option.help) else "warmup_steps"
             return "warmup_epochs" if _EPOCHS_HELP.search(option.help) else by_ratio
-        if meaning in _BATCHES and (_TOKENS.search(option.help) or _FOR_RATES.search(option.help)):
+        if meaning in _BATCHES and (TOKENS.search(option.help) or _FOR_RATES.search(option.help)):
             return None
         if meaning is not None:
             return meaning  # type: ignore[return-value]  # a meaning
@@ -85,7 +84,7 @@ def fits(name: str, meaning: str, option: DeclaredOption) -> bool:
         return False
     if meaning in ("lr", "warmup_ratio"):
         return option.kind != "int"
-    if name in _UNSURE or (not is_one_of_names(name) and not re.search("size|bs|lr|rate|warm|acc", name)):
+    if name in _UNSURE or not re.search("size|bs|lr|rate|warm|acc|per|gpu|freq|global|total", name):
         return option.kind == "int" or (option.kind is None and integral)
     fraction = default is not None and is_number(default) and not integral
     return meaning == "warmup_epochs" or (option.kind != "float" and not fraction)
@@ -178,7 +177,7 @@ class _Reader:
         fix = " or ".join(f"`--batch-option={name}:{word}`" for word in words)
         self.doubts.append(
             Instead(
-                meaning, clause, fix or f"pass `{option.behind} {name}`".replace("` ", "`") + " yourself after `--`"
+                meaning, clause, fix or f"pass `{option.after_flag} {name}`".replace("` ", "`") + " yourself after `--`"
             )
         )
 
@@ -189,7 +188,7 @@ class _Reader:
         for use in own:
             names = {name for name, _ in use.product.powers} - {option.dest}
             by = next((name for name in divisors if use.product.power(name) == -1), None)
-            if by is not None and use.runs and (only is None or names <= only):
+            if by is not None and use.runs and use.product.constant == 1 and (only is None or names <= only):
                 return f"{use.at} divides it by the {by if by in (WORLD, LOCAL_WORLD) else 'accumulation'}"
         return None
 
@@ -299,12 +298,12 @@ def _without_ambiguous(options: Sequence[DeclaredOption], doubtful: Collection[M
     """
     shared = _shared(options)
     plain = {meaning: _plain(meaning, group) for meaning, group in shared.items()}
-    torn = "batch_size" in doubtful or plain.get("batch_size", "") is None
+    rank_in_doubt = "batch_size" in doubtful or plain.get("batch_size", "") is None
     seen: set[tuple[str, ...]] = set()
     for option in options:
         left_out = option.meaning in shared and option.flags[0] != plain[option.meaning]
         again = option.meaning is not None and option.flags in seen  # declared in two branches, or by two parsers
-        partial = torn and option.meaning in (("batch_size", *_TOTALS) if doubtful else _TOTALS)
+        partial = rank_in_doubt and option.meaning in (("batch_size", *_TOTALS) if doubtful else _TOTALS)
         seen |= {option.flags} if option.meaning is not None else set()
         yield replace(option, meaning=None) if left_out or again or partial else option
 
@@ -313,8 +312,7 @@ def _plain(meaning: Meaning, options: Sequence[DeclaredOption]) -> str | None:
     """Return the first flag of the option that is plainly meant among several of one meaning, or None.
 
     Of learning rates that is the only one that the script does not scale, if it scales others, or the only one called
-    just ``lr`` or ``learning-rate``; of batch sizes the only one whose name says that it is one rank's:
-    ``micro-batch-size-per-gpu`` says so more plainly than ``micro-batch-size``.
+    just ``lr`` or ``learning-rate``; of batch sizes the only one whose name says that it is one rank's.
     """
     if meaning == "lr":
         scaled = any(option.rule for option in options)
@@ -322,7 +320,6 @@ def _plain(meaning: Meaning, options: Sequence[DeclaredOption]) -> str | None:
         plain = [option for option in options if option.rule is None] if scaled else named
     else:
         plain = [option for option in options if _RANK_NAME.search(last_word(option.flags[0]))]
-        plain = plain if len(plain) == 1 else [option for option in plain if "-per-" in last_word(option.flags[0])]
     return plain[0].flags[0] if len(plain) == 1 else None
 
 

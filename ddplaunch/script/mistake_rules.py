@@ -13,23 +13,16 @@ from ddplaunch.script.names import FunctionNodes, at, dotted, keyword, string
 from ddplaunch.script.reachable import ReachablePart, is_environ
 from ddplaunch.script.script_report import Mistake
 
-INIT = frozenset({"torch.distributed.init_process_group", "torch.distributed.distributed_c10d.init_process_group"})
+_INIT = ("torch.distributed.init_process_group", "torch.distributed.distributed_c10d.init_process_group")
 
 Place = tuple[ast.Call, ReachablePart]
 
 
 def mistakes_of(parts: Sequence[ReachablePart], flow: Flow) -> tuple[Mistake, ...]:
     """Return the mistakes of a program, each place once."""
-    groups = list(_calls(INIT, parts, flow))
-    return tuple(_written_down(groups, parts, flow))
-
-
-def _calls(full_names: frozenset[str], parts: Sequence[ReachablePart], flow: Flow) -> Iterator[Place]:
-    """Yield the calls of functions and classes with these full names, unless a condition keeps them from running."""
-    for part in parts:
-        for call in part.calls_of(next(iter(full_names)).rpartition(".")[2]):
-            if dotted(call.func, part.aliases) in full_names and flow.known.runs(call, part):
-                yield call, part
+    calls = ((call, part) for part in parts for call in part.calls_of("init_process_group"))
+    groups = [(call, part) for call, part in calls if dotted(call.func, part.aliases) in _INIT]
+    return tuple(_written_down([each for each in groups if flow.known.runs(*each)], parts, flow))
 
 
 def _is_tried(node: ast.AST, part: ReachablePart) -> bool:

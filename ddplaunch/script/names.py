@@ -216,11 +216,6 @@ def at(node: ast.AST, source: ParsedFile) -> DeclaredAt:
     return DeclaredAt(source.shown, getattr(node, "lineno", 1))
 
 
-def condition_text(test: ast.expr) -> str:
-    """Return a condition as text that is the same for ``args.distributed`` and ``self.args.distributed``."""
-    return last(test) or ast.unparse(test)
-
-
 def environment_variable(node: ast.Call, aliases: dict[str, str]) -> str | None:
     """Return the variable that ``os.getenv(…)`` or ``os.environ.get(…)`` looks up."""
     name = dotted(node.func, aliases)
@@ -310,11 +305,6 @@ def meaning_of(name: str) -> str | None:
     """Return the number of the plan that a name stands for; ``name`` is in lower case with dashes."""
     composed = (meaning for meaning, pattern in _COMPOSED if pattern.fullmatch(name))
     return _MEANINGS.get(name) or next(composed, None)
-
-
-def is_one_of_names(name: str) -> bool:
-    """Return whether a name is in the list of names above, whether or not it matches a pattern too."""
-    return name in _MEANINGS
 
 
 def last_word(flag: str) -> str:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from ddplaunch.script.flow import TALK, Flow
+from ddplaunch.script.flow import DISPLAYS, Flow
 from ddplaunch.script.names import Function, FunctionNodes, at, dotted, keyword, last, string
 from ddplaunch.script.options.fields import is_training_arguments
 from ddplaunch.script.reachable import ReachablePart, environment_names, is_environ
@@ -33,6 +33,8 @@ _JOINS = re.compile(
     r"\w*Trainer|\w*TrainingArguments|Accelerator|PartialState|Fabric|LightningCLI|Runner"
     r"|init\w*|launch\w*|prepare_training_environment"
 )
+# What has an annotation, or is one: it uses nothing.
+_ANNOTATED = (ast.arg, ast.AnnAssign, ast.Subscript, ast.BinOp, *FunctionNodes)
 _DEVICES = re.compile(r"(?i)n_?gpus?|num_gpus|gpu_count|(?:gpu|device)s|(?:gpu|device)_ids|device_count|world_size")
 
 
@@ -47,7 +49,7 @@ _ASKED = ("batch_size", "global_batch_size", "accum", "lr", "warmup_steps")
 _KEEPING: tuple[type[ast.AST], ...] = (ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.Compare, ast.BoolOp, ast.UnaryOp)
 _KEEPING += (ast.If, ast.IfExp, ast.Expr, ast.FormattedValue)
 # Functions that record what they get, as in ``wandb.config.update(ddplaunch.current().asdict())``.
-_RECORDING = TALK | {"update", "init", "log_params", "log_hyperparams", "dump", "dumps"}
+_RECORDING = DISPLAYS | {"update", "init", "log_params", "log_hyperparams", "dump", "dumps"}
 
 
 def current_numbers(parts: Sequence[ReachablePart], flow: Flow) -> tuple[str, ...]:
@@ -117,7 +119,8 @@ def ranks_of(outside: Outside, options: Sequence[DeclaredOption]) -> GroupSetUp:
         return GroupSetUp(at(certain[0], certain[1].source), alone)
     frames = (node for part in parts for node in _joining(part, bool(set_ups)))
     sets_rank = any(True for part in parts for _ in _set_in_environment(part, "RANK"))
-    own = not aware and (sets_rank or all(_says_rank(call) for call, _ in set_ups))
+    # a group with a rank of the script's own, not with the one in the environment
+    own = not aware and (sets_rank or all(keyword(call, "rank") is not None for call, _ in set_ups))
     joined = (not alone and not own) or any(outside.obstacle(*place) is None for place in frames)
     if joined or not alone:
         return GroupSetUp(joined=joined and certain is None)
@@ -133,7 +136,7 @@ def ranks_of(outside: Outside, options: Sequence[DeclaredOption]) -> GroupSetUp:
             found = [option for option in options if option.dest in behind]
             found = [option for option in found if flow.known.turns(option.dest, obstacle[0], obstacle[1])]
             found = [option for option in found if not option.required] or found  # a required option is given anyway
-            switches = tuple(dict.fromkeys(f"{option.behind} {option.flags[0]}".strip() for option in found))
+            switches = tuple(dict.fromkeys(f"{option.after_flag} {option.flags[0]}".strip() for option in found))
             if switches:
                 return GroupSetUp(off=at(call, part.source), switches=switches)
     return GroupSetUp()
@@ -171,11 +174,13 @@ def _joining(part: ReachablePart, own: bool) -> Iterator[tuple[ast.expr, Reachab
     packages = {bound: name for bound, name in part.aliases.items() if name.partition(".")[0] in _JOINING}
     for node in part.of(ast.Name) if packages else ():
         assert isinstance(node, ast.Name)
-        name, outer = packages.get(node.id, ""), part.source.parents.get(node)
+        if node.id not in packages:
+            continue
+        name, outer = packages[node.id], part.source.parents.get(node)
         while isinstance(outer, ast.Attribute) and not _JOINS.fullmatch(name.rpartition(".")[2]):
             name, outer = f"{name}.{outer.attr}", part.source.parents.get(outer)
         joins = _JOINS.fullmatch(name.rpartition(".")[2]) or is_training_arguments(name)
-        if joins and not (own and name.startswith("deepspeed.")):
+        if joins and not isinstance(outer, _ANNOTATED) and not (own and name.startswith("deepspeed.")):
             yield node, part
 
 
@@ -189,7 +194,12 @@ class Outside:
     def __init__(self, parts: Sequence[ReachablePart], flow: Flow) -> None:
         """Find what starts ranks."""
         self.parts, self.flow = parts, flow
-        self.spawns = [(call, part) for part in parts for call in _starters(part) if _starts_ranks(call, part, flow)]
+        starters = (
+            (call, part)
+            for part in parts
+            for call in (part.calls if "nprocs" in part.source.text else part.calls_of(*_STARTERS))
+        )
+        self.spawns = [(call, part) for call, part in starters if _starts_ranks(call, part, flow)]
         self.targets = {id(node) for call, _ in self.spawns for item in _arguments(call) for node in ast.walk(item)}
         self._named: dict[str, list[tuple[ast.expr, ReachablePart]]] | None = None
 
@@ -237,11 +247,6 @@ def _arguments(call: ast.Call) -> list[ast.expr]:
     return [*call.args, *(item.value for item in call.keywords)]
 
 
-def _says_rank(call: ast.Call) -> bool:
-    """Return whether a process group is set up with a rank of the script's own, not with the one in the environment."""
-    return last(call.func) == "init_process_group" and keyword(call, "rank") is not None
-
-
 def _set_in_environment(part: ReachablePart, name: str) -> Iterator[ast.Assign]:
     """Yield where a part sets an environment variable."""
     for node in part.of(ast.Assign):
@@ -263,7 +268,7 @@ def devices_of(outside: Outside) -> Iterator[FixedDevices]:
     """
     flow = outside.flow
     for part in outside.parts:
-        calls = part.calls_of("Trainer", "from_argparse_args")
+        calls = part.calls_of("Trainer", "Fabric", "from_argparse_args")
         trainers = [each for each in calls if dotted(each.func, part.aliases).partition(".")[0] in _LIGHTNING]
         fixed: list[tuple[str, ast.expr, ast.Call]] = [
             (item.arg or "**", item.value, call)
@@ -284,11 +289,6 @@ def _number_of(devices: object, name: str) -> int:
     if isinstance(devices, str):
         return devices.count(",") + 1 if name == "CUDA_VISIBLE_DEVICES" else 0
     return len(devices) if isinstance(devices, tuple) else devices if type(devices) is int else 0
-
-
-def _starters(part: ReachablePart) -> Sequence[ast.Call]:
-    """Return the calls that may start ranks."""
-    return part.calls if "nprocs" in part.source.text else part.calls_of(*_STARTERS)
 
 
 def _starts_ranks(call: ast.Call, part: ReachablePart, flow: Flow) -> bool:
@@ -316,11 +316,6 @@ def _loop(call: ast.Call, part: ReachablePart) -> ast.For | None:
     return parent if isinstance(parent, ast.For) else None
 
 
-def _counts_ranks(loop: ast.For | None) -> bool:
-    """Return whether a loop counts devices or ranks, as in ``for rank in range(n_gpus)``."""
-    return loop is not None and any(_DEVICES.fullmatch(last(node)) for node in ast.walk(loop.iter))
-
-
 def _is_certain(call: ast.Call, part: ReachablePart, flow: Flow, seen: frozenset[int] = frozenset()) -> bool:
     """Return whether the main guard and counts of devices are the only conditions of a call; True for libraries."""
     if not seen and _is_of_a_library(call, part):
@@ -328,8 +323,8 @@ def _is_certain(call: ast.Call, part: ReachablePart, flow: Flow, seen: frozenset
     around = [(ast.unparse(test), wanted) for test, wanted in flow.known.conditions(call, part)]
     loop = _loop(call, part)
     plain = all(wanted and ("__name__" in test or _COUNTS_DEVICES.search(test)) for test, wanted in around)
-    if not plain or (loop is not None and not _counts_ranks(loop)):
-        return False
+    if not plain or (loop and not any(_DEVICES.fullmatch(last(node)) for node in ast.walk(loop.iter))):
+        return False  # not a loop as `for rank in range(n_gpus)`
     function = flow.function_of(call, part)
     before = (node for node in ast.walk(function or call) if isinstance(node, ast.Return))
     if any(node.lineno < call.lineno for node in before):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ddplaunch.script.configuration.config_files import ENDINGS
 from ddplaunch.script.configuration.overrides import configuration
-from ddplaunch.script.constants import not_one_pass
 from ddplaunch.script.declared import given
+from ddplaunch.script.doubts import not_one_pass
 from ddplaunch.script.flow import Flow
 from ddplaunch.script.known import UNKNOWN, known_value
 from ddplaunch.script.meaning import added_up, candidate, understood

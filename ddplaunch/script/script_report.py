@@ -70,8 +70,8 @@ class DeclaredOption:
     stands for and ``because`` says what that was read from, as a clause;
     ``rule`` is what the script multiplies a learning rate by.
 
-    The key of a configuration is an option whose only flag is the key as it is passed. ``behind`` is the option that
-    its words follow, ``front`` whether they stand before the user's.
+    The key of a configuration is an option whose only flag is the key as it is passed. ``after_flag`` is the option
+    that its words follow, ``comes_first`` whether they stand before the user's.
     """
 
     flags: tuple[str, ...]
@@ -89,8 +89,8 @@ class DeclaredOption:
     because: str = ""
     rule: LrRule | None = None
     spelling: Spelling = "--k v"
-    behind: str = ""
-    front: bool = True
+    after_flag: str = ""
+    comes_first: bool = True
     doubt: str = ""
 
 

@@ -417,17 +417,17 @@ def test_lr_that_is_final_is_not_judged() -> None:
     ],
 )
 def test_a_number_that_does_not_reach_the_script(number: str, value: str, unseen: str) -> None:
-    reason, fix = "train.py declares no option for it", f"read `ddplaunch.current().{number}` in the script"
+    reason, fix = "no option for it was found", f"read `ddplaunch.current().{number}` in the script"
     launch = healthy_launch(missing=(Missing(number, value, reason, fix),))
     finding = found(CHECKS, "number-not-received", launch=launch)
     assert finding and finding.severity is Severity.WARNING
     assert finding.what == f"train.py will not see {unseen}"
-    assert finding.why.startswith("train.py declares no option for it;")
+    assert finding.why.startswith("no option for it was found;")
     assert finding.fix == fix
 
 
 def test_numbers_that_do_not_arrive_for_one_reason_are_one_finding() -> None:
-    reason = "train.py declares no option for it"
+    reason = "no option for it was found"
     launch = healthy_launch(
         missing=tuple(
             Missing(number, value, reason, f"read `ddplaunch.current().{number}` in the script")
@@ -438,7 +438,7 @@ def test_numbers_that_do_not_arrive_for_one_reason_are_one_finding() -> None:
     assert finding
     assert (finding.what, finding.why, finding.fix) == (
         "train.py will not see the accumulation of 2, the learning rate 0.1 and the warmup of 400 steps",
-        "train.py declares no option for them; it trains with numbers of its own",
+        "no option for them was found; it trains with numbers of its own",
         "read `ddplaunch.current().accum`, `ddplaunch.current().lr` and `ddplaunch.current().warmup_steps` in the "
         "script",
     )

@@ -161,8 +161,8 @@ def test_an_option_that_could_not_be_read_is_believed(script: ScriptReport | Una
     ("options", "words"),
     [
         ((), ("a=1", "opt.lr=0.4")),
-        ((DeclaredOption(("MODEL.BASE",), AT, spelling="k v", front=False),), ("a=1", "opt.lr", "0.4")),
-        ((DeclaredOption(("x",), AT, spelling="k=v", behind="--opts"),), ("a=1", "--opts", "opt.lr=0.4")),
+        ((DeclaredOption(("MODEL.BASE",), AT, spelling="k v", comes_first=False),), ("a=1", "opt.lr", "0.4")),
+        ((DeclaredOption(("x",), AT, spelling="k=v", after_flag="--opts"),), ("a=1", "--opts", "opt.lr=0.4")),
     ],
 )
 def test_a_key_that_could_not_be_read_is_passed_like_the_other_keys(

@@ -179,7 +179,7 @@ EPOCHS = option("--warmup-epochs", "warmup_epochs")
     ("script", "reasons"),
     [
         (NO_SCRIPT, ["the options of the program cannot be read (not a Python file)"] * 3),
-        (report(), ["train.py declares no option for it"] * 3),
+        (report(), ["no option for it was found"] * 3),
         (report(complete=False), ["no option for it was found"] * 3),
         (
             replace(report(complete=False), unread=AT),
@@ -197,7 +197,7 @@ EPOCHS = option("--warmup-epochs", "warmup_epochs")
         ),
         (
             ScriptReport("train.py", (option("--lr", "lr"),), instead=(Instead("accum", "nothing reads `--a`"),)),
-            ["nothing reads `--a`", "train.py declares no option for it"],
+            ["nothing reads `--a`", "no option for it was found"],
         ),
         (
             ScriptReport("train.py", (EPOCHS, option("--accum", "accum")), ambiguous=(("lr", ("--lr", "--rate")),)),
@@ -241,7 +241,7 @@ def test_a_unit_of_the_script_that_the_user_passes_is_the_one_that_counts() -> N
 
 def test_a_key_behind_an_option_is_named_with_it() -> None:
     key = DeclaredOption(
-        ("TRAIN.WARMUP_EPOCHS",), AT, dest="WARMUP_EPOCHS", meaning="warmup_epochs", spelling="k v", behind="--opts"
+        ("TRAIN.WARMUP_EPOCHS",), AT, dest="WARMUP_EPOCHS", meaning="warmup_epochs", spelling="k v", after_flag="--opts"
     )
     (missing,) = forward((), plan("warmup_steps"), report(key)).missing
     assert missing.fix.startswith("pass `--opts TRAIN.WARMUP_EPOCHS` yourself after `--`")

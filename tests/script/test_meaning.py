@@ -51,6 +51,7 @@ BATCH = 'p.add_argument("--batch-size", type=int, default=64)'
         (BATCH, 'local = args.batch_size / int(os.environ["WORLD_SIZE"])', "total_batch_size", "divides it"),
         (BATCH, "n = dist.get_world_size()\nargs.batch_size //= n", "total_batch_size", "divides it"),
         (BATCH, "local = args.batch_size // dp_size", "total_batch_size", "divides it by the world size"),
+        (BATCH, "n = 40\nn //= args.world_size\nlog(args.batch_size * n)", "batch_size", ""),
         (BATCH, "b, n = args.batch_size, args.world_size\nlocal = int(b / n)", "total_batch_size", "divides it"),
         (
             BATCH + '\np.add_argument("--heads", type=int)',
@@ -293,12 +294,6 @@ def test_rates_of_parts_are_no_learning_rate(tmp_path: Path) -> None:
     assert report.ambiguous == () and [each.meaning for each in report.options] == [None, None]
 
 
-def test_of_two_batches_of_one_rank_the_name_that_says_so_in_full_is_meant(tmp_path: Path) -> None:
-    """Trainings with both have the shorter one for older command lines."""
-    text = 'p.add_argument("--micro-batch-size", type=int)\np.add_argument("--micro-batch-size-per-gpu", type=int)'
-    assert [each.meaning for each in read(tmp_path, script(text, "x = 1")).options] == [None, "batch_size"]
-
-
 def test_what_several_options_could_mean_is_said(tmp_path: Path) -> None:
     declarations = 'p.add_argument("--peak-lr", type=float)\np.add_argument("--max-lr", type=float)'
     report = read(tmp_path, script(declarations, "x = 1"))
@@ -312,6 +307,8 @@ def test_what_several_options_could_mean_is_said(tmp_path: Path) -> None:
         ('"--warmup", type=int, help="epochs to warm up"', "warmup_epochs"),
         ('"--warmup-steps", type=int, help="epochs, if the scheduler counts them"', "warmup_steps"),
         ('"--warmup-epochs", type=float', "warmup_epochs"),
+        ('"--warmup-num-steps", type=float, default=0', None),
+        ('"--warmup-steps", type=float, default=0.1', "warmup_ratio"),
         ('"--warmup", type=int, help="number of steps of an epoch"', "warmup_steps"),
         ('"--warmup-ratio", type=float', "warmup_ratio"),
         ('"--update_freq", type=int', "accum"),
@@ -556,10 +553,24 @@ def test_where_gradients_of_micro_batches_add_up(tmp_path: Path, body: str, line
     assert report.added_up == (None if line is None else DeclaredAt("train.py", line))
 
 
+@pytest.mark.parametrize(("step", "doubted"), [("f(model)", True), ("super().training_step(model, inputs)", False)])
+def test_an_accumulation_is_in_doubt_where_a_trainer_has_a_step_of_its_own(
+    tmp_path: Path, step: str, doubted: bool
+) -> None:
+    """Trainer.training_step divides the loss by the accumulation."""
+    own = f"class Mine(Trainer):\n    def training_step(self, model, inputs):\n        return {step}\nMine().train()\n"
+    head = (
+        "from transformers import HfArgumentParser, Trainer, TrainingArguments\nHfArgumentParser(TrainingArguments)\n"
+    )
+    found = option(read(tmp_path, head + own), "--gradient_accumulation_steps")
+    assert found.doubt == ("train.py:4 replaces `training_step`, which divides the loss" if doubted else "")
+
+
 LOADED = "loader = DataLoader(data, batch_size=args.batch_size)"
 WARMUP = 'p.add_argument("--warmup-steps", type=int, default=0)'
 SIZED = "def size(text):\n    return int(text) * 2\n" + BATCH.replace("=int", "=size")
 ACCUM = 'p.add_argument("--accum", type=int, default=1)'
+ACCELERATOR = "a = Accelerator(gradient_accumulation_steps=args.accum)\n"
 UNCOUNTED = "`--warmup-steps` was followed to"
 OWN_SCHEDULER = (
     "def get_scheduler(kind, opt, n):\n    return kind\nsched = get_scheduler('linear', opt, args.warmup_steps)"
@@ -640,7 +651,8 @@ ACCELERATED = "import accelerate\nsched = get_scheduler('linear', num_warmup_ste
         (RATE, "opt = SGD(model.parameters(), args.lr / 10)", "train.py:8 may change the value"),
         (RATE, "wandb.init(config={'lr': args.lr})", "`--lr` was followed to train.py:8, not to an optimizer"),
         (RATE, "make(args)", "`--lr` was followed to train.py:5, not to an optimizer"),
-        (ACCUM, "a = Accelerator(gradient_accumulation_steps=args.accum)", ""),
+        (ACCUM, f"{ACCELERATOR}with a.accumulate(model):\n    a.backward(loss)", ""),
+        (ACCUM, f"{ACCELERATOR}a.backward(loss)", "`--accum` was followed to train.py:8, not to what steps"),
         (ACCUM, "c = {'gradient_accumulation_steps': args.accum}\ndeepspeed.initialize(config=c)", ""),
         (ACCUM, "if (i + 1) % args.accum == 0:\n    opt.step()", ""),
         (ACCUM, "last = i % args.accum == 0\nif last:\n    opt.zero_grad()", ""),

@@ -113,6 +113,9 @@ SUPER = (
         ("import unknown\nunknown.train()\n", True),
         ("import lightning\n", True),
         ("import deepspeed\nimport argparse\n", True),
+        ("import transformers, wandb\nwandb.init()\n", False),
+        ("from lightning import Trainer\nt: Trainer = hydra.utils.instantiate(cfg.trainer)\n", True),
+        ("from lightning import Trainer\ndef fit(t: Trainer | None) -> Trainer: ...\nfit(make())\n", True),
         ("import horovod.torch as hvd\nhvd.init()\n", True),
         ("import torch\ndef unused():\n    torch.distributed.init_process_group()\nif False:\n    unused()\n", True),
         (SUPER + "Mine('pytorch')\n", True),
@@ -137,6 +140,7 @@ def test_ranks_of_a_launch_that_may_not_meet_are_in_doubt(tmp_path: Path, text: 
     [
         ("import lightning as L\nL.Trainer(devices=1)\n", ("devices", 1, 2)),
         ("import pytorch_lightning as pl\npl.Trainer(gpus=[0, 1])\n", ("gpus", 2, 2)),
+        ("import lightning as L\nL.Fabric(devices=1)\n", ("devices", 1, 2)),
         ("import lightning as L\nL.Trainer(devices=-1)\n", None),
         ("import lightning as L\nL.Trainer(devices=torch.cuda.device_count())\n", None),
         ("import lightning as L\nif False:\n    L.Trainer(devices=1)\n", None),

@@ -329,7 +329,7 @@ def test_a_cycle_that_begins_at_its_least_rate_is_not_told(rising: dict[str, Any
 def test_a_number_that_was_not_passed_is_told_with_the_reason(tmp_path: Path) -> None:
     missing = [
         {"number": "lr", "reason": "conf.yaml:3 says lr 0.04", "fix": "change `lr` in conf.yaml"},
-        {"number": "batch_size", "reason": "train.py declares no option for it", "fix": "read it"},
+        {"number": "batch_size", "reason": "no option for it was found", "fix": "read it"},
         {"number": "accum", "reason": "`--accum-option none`", "fix": ""},
     ]
     environ = {"DDPLAUNCH_PLAN": json.dumps({**PLAN, "accum": 2})}
@@ -347,7 +347,7 @@ def test_a_number_that_was_not_passed_is_told_with_the_reason(tmp_path: Path) ->
         ),
         (
             "each rank loads 4 samples at a time, the plan says 8",
-            "it was not passed: train.py declares no option for it",
+            "it was not passed: no option for it was found",
             "read it; if its own is meant, `--batch-size 4` says so to the plan",
         ),
         (

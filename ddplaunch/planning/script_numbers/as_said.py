@@ -76,7 +76,7 @@ def _unread(name: str, report: ScriptReport) -> DeclaredOption:
     """Return an option that is not in the report: a key like those in it, a key with a dot in it, or a flag."""
     at = DeclaredAt(report.path, 0)
     keys = (each for each in report.options if each.spelling not in ("--k v", "--k=v"))
-    key = next(keys, DeclaredOption((), at, spelling="k=v", front=False) if "." in name else None)
+    key = next(keys, DeclaredOption((), at, spelling="k=v", comes_first=False) if "." in name else None)
     if key is None or name.startswith("-"):
         flags = (name if name.startswith("-") else f"--{name}",)
         return DeclaredOption(flags, at, dest=destination(flags))

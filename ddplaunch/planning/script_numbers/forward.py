@@ -70,7 +70,7 @@ def forward(args: tuple[str, ...], plan: Plan, script: ScriptReport | Unavailabl
             else:
                 words = spell(option, value)
                 additions.append((option, words))
-                shown = (option.behind, *words) if option.behind else words
+                shown = (option.after_flag, *words) if option.after_flag else words
                 passed.append(Passed(option.meaning or family, value, shown, option.at, note))
     others = list(_by_other_ways(args, plan, script, passed))
     passed += [item for item in others if isinstance(item, Passed)]
@@ -211,16 +211,14 @@ def _missing(family: str, value: str, plan: Plan, script: ScriptReport | Unavail
     if stands is not None:
         return Missing(family, value, stands.clause, stands.fix or named)
     reason = f"no option for it was found{f', and {script.unread} may hide one' if script.unread else ''}"
-    if script.complete:
-        reason = f"{script.path} declares no option for it"
-    elif script.configs:
+    if script.configs:
         reason = f"no key for it was found in {listed(script.configs, 3)}"
     return Missing(family, value, reason, named)
 
 
 def _why_not_in(option: DeclaredOption, family: str, plan: Plan) -> tuple[str, str]:
     """Return why the script's option for a number cannot take it, and what helps, if known."""
-    name = f"{option.behind} {option.flags[0]}".strip()
+    name = f"{option.after_flag} {option.flags[0]}".strip()
     if option.meaning in _UNITS:
         fix = f"pass `{name}` yourself after `--`, without {FLAGS[family]}"
         return f"`{name}` takes {_UNITS[option.meaning]} ({option.at})", fix

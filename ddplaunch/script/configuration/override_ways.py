@@ -52,8 +52,8 @@ class Way:
     spelling: Spelling
     at: DeclaredAt
     parser: str
-    behind: str = ""
-    front: bool = False
+    after_flag: str = ""
+    comes_first: bool = False
     prefix: str = ""
     entries: tuple[Entry, ...] = ()
     known: tuple[str, ...] = ()
@@ -103,15 +103,15 @@ class Ways:
         name, full = last(call.func), dotted(call.func, part.aliases)
         where = at(call, part.source)
         if name in ("from_cli", "from_dotlist") and full.startswith("omegaconf."):
-            behind, front = self._source_of(call.args[0]) if call.args else ("", False)
-            yield Way("k=v", where, "omegaconf", behind, front)
+            flag, first = self._source_of(call.args[0]) if call.args else ("", False)
+            yield Way("k=v", where, "omegaconf", flag, first)
         elif full == "hydra.main":
             yield Way("k=v", where, "hydra", entries=tuple(self._hydra(call, part)))
         elif name in ("merge_from_list", "cfg_from_list") and call.args:
             packages = {value.partition(".")[0] for each in self.parts for value in each.aliases.values()}
             known = _DETECTRON if "detectron2" in packages else ()
-            behind, front = self._source_of(call.args[0])
-            yield Way("k v", where, "yacs", behind, front, entries=tuple(self._yacs()), known=known)
+            flag, first = self._source_of(call.args[0])
+            yield Way("k v", where, "yacs", flag, first, entries=tuple(self._yacs()), known=known)
         elif name == "DictAction" or (name == "add_argument" and last(keyword(call, "action")) == "DictAction"):
             flag = next((each for item in call.args if (each := string(item) or "").startswith("--")), "")
             packages = {value.partition(".")[0] for value in part.aliases.values()}

@@ -109,8 +109,8 @@ class _Overrides:
             dest=entry.key.rpartition(".")[2],
             parser=way.parser,
             spelling=way.spelling,
-            behind=way.behind,
-            front=way.front,
+            after_flag=way.after_flag,
+            comes_first=way.comes_first,
         )
 
     def _with_defaults_of_files(self) -> Iterator[DeclaredOption]:

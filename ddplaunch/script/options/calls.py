@@ -24,8 +24,9 @@ from ddplaunch.script.script_report import DeclaredOption
 
 #: The kind of a switch that turns something off.
 STORE_FALSE = "store_false"
-_NO_VALUE = frozenset({"store_true", STORE_FALSE, "store_const", "append_const", "count", "help", "version"})
-_NO_VALUE |= {"BooleanOptionalAction"}
+_NO_VALUE = frozenset(
+    {"store_true", STORE_FALSE, "store_const", "append_const", "count", "help", "version", "BooleanOptionalAction"}
+)
 
 
 def argparse_options(part: ReachablePart) -> Iterator[DeclaredOption | None]:

@@ -159,11 +159,8 @@ def _option(parameter: Parameter, source: ParsedFile, parser: str) -> DeclaredOp
         return None
     name = parameter.name
     dashes, underscores = f"--{name.replace('_', '-')}", f"--{name}"
-    flags = {
-        "tyro": (dashes, underscores),
-        "transformers": (underscores, dashes),
-        "fire": (underscores, dashes),
-    }.get(parser, (underscores,))
+    by_parser = {"tyro": (dashes, underscores), "jsonargparse": (underscores,)}
+    flags: tuple[str, ...] = by_parser.get(parser, (underscores, dashes))
     switch = parser == "tyro" and last(kind) == "bool"
     if switch:
         flags = (*flags, f"--no-{dashes[2:]}")
@@ -178,7 +175,7 @@ def _option(parameter: Parameter, source: ParsedFile, parser: str) -> DeclaredOp
         help=parameter.help,
         dest=parameter.name,
         parser=parser,
-        front=parser != "jsonargparse",
+        comes_first=parser != "jsonargparse",
     )
 
 

@@ -7,22 +7,21 @@ import re
 from collections.abc import Collection, Sequence
 
 from ddplaunch.script.flow import LOADERS, OPTIMIZERS, Flow, Use
+from ddplaunch.script.known import NAMESPACES
 from ddplaunch.script.names import FunctionNodes, at, dotted, is_number, last, last_word, meaning_of
 from ddplaunch.script.program import is_main_guard
 from ddplaunch.script.reachable import ReachablePart
 from ddplaunch.script.script_report import WORLD, DeclaredOption
 
-# Usual names of variables with parsed arguments.
-_NAMESPACES = frozenset({"args", "opt", "opts", "options", "hparams", "params", "FLAGS", "flags", "arguments"})
-_NAMESPACES |= {"cfg", "config", "conf"}
 # Calls that return the options that they get.
 _COPIES = re.compile(r"(?i)pars|copy|vars|dict$|(?<!_)Namespace|create|container|wrap|munch|prepare")
 _OVERWRITES = re.compile(
-    r"(vars\(N\)|N\.__dict__)\.update|setattr\(N, (?!['\"])".replace("N", f"({'|'.join(_NAMESPACES)})")
+    r"(vars\(N\)|N\.__dict__)\.update|setattr\(N, (?!['\"])".replace("N", f"({'|'.join(NAMESPACES)})")
 )
 # Names that choose the unit in which a batch is counted.
 _UNIT_NAME = re.compile(r"\bbatch_(?:size_)?(?:type|unit)\b")
-_TOKENS = re.compile(r"(?i)\btokens?\b")
+#: What counts no samples, in the help of an option.
+TOKENS = re.compile(r"(?i)\btokens?\b")
 _OTHER_UNITS = re.compile(r"max-(?:duration|tokens)|(?:train-)?batch-(?:duration|tokens|size-tokens)|tokens-per-\S+")
 _OF_BATCH = ("batch_size", "global_batch_size")
 
@@ -35,14 +34,14 @@ def without_effect(option: DeclaredOption, flow: Flow) -> str:
     for value, part in flow.assigned(option.dest):
         statement = part.source.parents.get(value)
         inside = value.args if isinstance(value, ast.Call) else ()  # a namespace as a whole may be read by a call
-        reads = {option.dest, "vars"} & {last(node) for node in ast.walk(value)} or _NAMESPACES & {*map(last, inside)}
+        reads = {option.dest, "vars"} & {last(node) for node in ast.walk(value)} or NAMESPACES & {*map(last, inside)}
         literal = isinstance(value, ast.Constant) and not _is_number(value)
         if reads or literal or not isinstance(statement, ast.Assign):
             continue
         target, around = statement.targets[0], part.source.parents.get(statement)
         owners = {dotted(target, {}).partition(".")[0], last(getattr(target, "value", None))}
         plain = isinstance(around, (ast.Module, *FunctionNodes)) or (around is not None and is_main_guard(around))
-        if owners & _NAMESPACES and plain and option.parser != "yacs":
+        if owners & NAMESPACES and plain and option.parser != "yacs":
             return f"{at(statement, part.source)} sets `{option.dest}` to {ast.unparse(value)} itself"
     return ""
 
@@ -75,7 +74,7 @@ def doubt_of(option: DeclaredOption, uses: Sequence[Use], flow: Flow, others: Co
     flag, meaning = option.flags[0], option.meaning or ""
     if option.kind == "Trainer":
         constant = meaning == "warmup_steps" and flow.known.option("lr_scheduler_type") == "constant"
-        return "a `constant` schedule has no warmup" if constant else ""
+        return "a `constant` schedule has no warmup" if constant else _own_step(flow) if meaning == "accum" else ""
     if not meaning.endswith("batch_size") and meaning not in ENDS:
         return ""
     changed = _changed(option, flow)
@@ -84,6 +83,8 @@ def doubt_of(option: DeclaredOption, uses: Sequence[Use], flow: Flow, others: Co
     pattern, end = ENDS.get(meaning, _BATCH_ENDS)
     running = [use for use in uses if use.runs and use.product.power(option.dest) == 1]
     ending = [use for use in running if re.search(pattern, f"{use.sink} {use.name}")]
+    if not any(part.calls_of("accumulate") for part in flow.parts):  # without it accelerate steps after each pass
+        ending = [use for use in ending if use.sink != "Accelerator"]
     if any(_trains(option, use, flow, others) for use in ending) or (
         meaning == "accum" and _steps_by(option.dest, flow)
     ):
@@ -93,6 +94,18 @@ def doubt_of(option: DeclaredOption, uses: Sequence[Use], flow: Flow, others: Co
     if ending:
         return f"{ending[0].at} may change the value"
     return f"`{flag}` was followed to {running[-1].at if running else option.at}, not to {end}"
+
+
+def _own_step(flow: Flow) -> str:
+    """Return where a Trainer's step is replaced, as a clause: transformers divides the loss in it."""
+    for part in flow.parts:
+        for node in part.of(ast.FunctionDef):
+            assert isinstance(node, ast.FunctionDef)
+            bases = getattr(part.source.parents.get(node), "bases", ())
+            own = node.name == "training_step" and any(last(base).endswith("Trainer") for base in bases)
+            if own and "super()" not in ast.unparse(node):
+                return f"{at(node, part.source)} replaces `training_step`, which divides the loss"
+    return ""
 
 
 def _trains(option: DeclaredOption, use: Use, flow: Flow, others: Collection[str]) -> bool:
@@ -214,7 +227,7 @@ def _replaces(node: ast.Assign, dest: str, part: ReachablePart, flow: Flow) -> b
     target, value = node.targets[0], node.value
     if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Name):
         return re.search(rf"\b{last(target.value)}\[.{dest}.\]", part.source.text) is not None
-    if not isinstance(target, ast.Name) or target.id not in _NAMESPACES or not isinstance(value, ast.Call):
+    if not isinstance(target, ast.Name) or target.id not in NAMESPACES or not isinstance(value, ast.Call):
         return False
     whole = any(isinstance(item, ast.Name) and item.id == target.id for item in value.args)
     return whole and not flow.is_own(last(value.func)) and not _COPIES.search(ast.unparse(value.func))
@@ -223,8 +236,8 @@ def _replaces(node: ast.Assign, dest: str, part: ReachablePart, flow: Flow) -> b
 def counted_in(option: DeclaredOption) -> str:
     """Return what an option counts instead of samples, as a clause; empty if nothing says so."""
     name, flag = last_word(option.flags[0]), option.flags[0]
-    if _OTHER_UNITS.fullmatch(name) or (meaning_of(name) in _OF_BATCH and _TOKENS.search(option.help)):
-        unit = "tokens" if _TOKENS.search(f"{option.help} {name}") else "seconds"
+    if _OTHER_UNITS.fullmatch(name) or (meaning_of(name) in _OF_BATCH and TOKENS.search(option.help)):
+        unit = "tokens" if TOKENS.search(f"{option.help} {name}") else "seconds"
         return f"`{flag}` counts {unit} instead of samples ({option.at})"
     return ""
 
