@@ -133,7 +133,7 @@ def _steps_by(dest: str, flow: Flow) -> bool:
             node = part.source.parents.get(call)
             while node is not None and not isinstance(node, FunctionNodes):
                 test = node.iter if isinstance(node, ast.For) else getattr(node, "test", None)
-                if test is not None and dest in flow.known.options_behind(test, part):
+                if test is not None and dest in flow.known.options_behind(test, part, 1):  # not `range(epochs)`
                     return flow.known.runs(call, part) and not _cuts(node)
                 node = part.source.parents.get(node)
     return False

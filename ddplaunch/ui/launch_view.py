@@ -214,6 +214,7 @@ def passed_text(passed: Passed) -> str:
     if not passed.arguments:
         return f"{{{passed.number}}} = {passed.value}"
     note = "" if passed.number == "lr" else passed.note  # the rate's row shows its note
+    note = note if passed.at is None else note.replace(f"{passed.at.file}:", "line ")
     remarks = ", ".join(str(part) for part in (passed.at, note) if part)
     return shlex.join(hide_words(passed.arguments)) + (f" ({remarks})" if remarks else "")
 

@@ -78,12 +78,17 @@ _OF_MISSING = {"lr": ("base_lr", "lr", "lr_scaling"), "warmup_steps": ("base_war
 _OF_DOUBTS = {name: (name, "global_batch_size") for name in ("batch_size", "accum", "world_size")}
 
 
+def _doubted_in(launch: Launch) -> set[str]:
+    """Return the numbers, by field, that may not be what trains."""
+    return {name for family, _ in launch.doubts for name in _OF_DOUBTS.get(family, (family,))}
+
+
 def _numbers(launch: Launch, terminal: Terminal) -> list[str]:
     """Return the numbers with their sources; without ``--verbose`` only given ones and those shown nowhere else."""
     verbose = value_of(launch.options.verbose, False)
     topology, numbers = launch.topology, resolved_numbers(launch.numbers)
     missing = {name for each in launch.missing for name in _OF_MISSING.get(each.number, (each.number,))}
-    doubted = {name for family, _ in launch.doubts for name in _OF_DOUBTS.get(family, (family,))}
+    doubted = _doubted_in(launch)
     resolved: dict[str, Resolved[Any]] = {"nodes": topology.nnodes, "processes per node": topology.nproc_per_node}
     resolved |= {"device": launch.device}
     rows = [(name, number_text(number.value), number) for name, number in resolved.items() if verbose]

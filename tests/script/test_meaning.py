@@ -653,6 +653,11 @@ ACCELERATED = "import accelerate\nsched = get_scheduler('linear', num_warmup_ste
         (RATE, "make(args)", "`--lr` was followed to train.py:5, not to an optimizer"),
         (ACCUM, f"{ACCELERATOR}with a.accumulate(model):\n    a.backward(loss)", ""),
         (ACCUM, f"{ACCELERATOR}a.backward(loss)", "`--accum` was followed to train.py:8, not to what steps"),
+        (
+            ACCUM,
+            "steps = len(data) // args.accum\nepochs = 9 // steps\nfor e in range(epochs):\n    loss.backward()",
+            "`--accum` was followed to train.py:9, not to what steps",
+        ),
         (ACCUM, "c = {'gradient_accumulation_steps': args.accum}\ndeepspeed.initialize(config=c)", ""),
         (ACCUM, "if (i + 1) % args.accum == 0:\n    opt.step()", ""),
         (ACCUM, "last = i % args.accum == 0\nif last:\n    opt.zero_grad()", ""),
