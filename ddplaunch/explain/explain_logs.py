@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from dataclasses import replace
+from pathlib import Path
 
 from ddplaunch.explain.decide.choose import RootCause, choose, passed_over
 from ddplaunch.explain.decide.fate import FOLLOWED, Case, Failure
+from ddplaunch.explain.decide.flight import flight, is_dump, read_dump
 from ddplaunch.explain.decide.work import says_something, stops_short
-from ddplaunch.explain.diagnosis import NOTHING_KNOWN, Echo, Evidence, Explanation, LogSource, RunFacts
+from ddplaunch.explain.diagnosis import (
+    NOTHING_KNOWN,
+    VAGUE,
+    Diagnosis,
+    Echo,
+    Evidence,
+    Explanation,
+    LogSource,
+    RunFacts,
+)
 from ddplaunch.explain.episodes import last_episode
 from ddplaunch.explain.read.lines import Line, Numbered, numbered_lines, read_lines
 from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.read.scan import Scanned, scan
-from ddplaunch.explain.signatures import filled
+from ddplaunch.explain.signatures import filled, say
+from ddplaunch.explain.stacks.hang import located
 from ddplaunch.explain.wording import worded
 from ddplaunch.values.words import ranks_text
 
@@ -46,7 +58,8 @@ def _named(failure: Failure) -> str:
     return f"{failure.line.file}:{failure.line.number} {failure.code}{who}"
 
 
-_MOST_ECHOES = 16_384
+#: Codes of a log that flight recorders say more about.
+_COLLECTIVE = VAGUE | {"collective-mismatch", "nccl-watchdog-abort"}
 
 
 def explain_texts(
@@ -57,6 +70,9 @@ def explain_texts(
     Of several runs appended to one file, only the last is explained. Each stage appends its decisions to ``why``.
     Raises OSError if a file cannot be read.
     """
+    dumps = [source.read for source in sources if isinstance(source.read, Path) and is_dump(source.read)]
+    if dumps:
+        return _of_dumps(dumps, [source for source in sources if source.read not in dumps])
     scanned = read_logs(sources, facts)
     cause, case = choose(scanned, facts or NOTHING_KNOWN)
     if why is not None:
@@ -68,6 +84,18 @@ def explain_texts(
     last, error = stops_short(scanned.lines), passed_over(case)
     stops_at = last.text.strip() if last is not None else ""
     return Explanation(None, (), stops_at, None if error is None else error.line.evidence)
+
+
+def _of_dumps(paths: Sequence[Path], logs: Sequence[LogSource]) -> Explanation:
+    """Return what flight recorders tell, where the ``logs`` beside them do not name another cause."""
+    recorded = flight(dict(map(read_dump, paths)))
+    explanation = explain_texts(logs) if logs else Explanation(None)
+    found = explanation.diagnosis
+    if recorded is None or (found is not None and found.code not in _COLLECTIVE):
+        return explanation
+    code = "collective-mismatch" if recorded.differs else "collective-timeout"
+    base = Diagnosis(code, "observed", *say(f"recorded-{code}", what=recorded.what))
+    return replace(explanation, diagnosis=located(base, (), recorded))
 
 
 def read_logs(sources: Sequence[LogSource], facts: RunFacts | None = None) -> Scanned:
@@ -99,5 +127,4 @@ def _echoes(cause: RootCause) -> tuple[Echo, ...]:
     groups: dict[tuple[str, int | None, str | None], list[Evidence]] = {}
     for line, speaker, what in sorted(entries, key=lambda entry: entry[0].at):
         groups.setdefault((what, speaker.rank, speaker.host), []).append(line.evidence)
-    echoes = (Echo(what, rank, host, lines[0], len(lines)) for (what, rank, host), lines in groups.items())
-    return tuple(islice(echoes, _MOST_ECHOES))
+    return tuple(Echo(what, rank, host, lines[0], len(lines)) for (what, rank, host), lines in groups.items())

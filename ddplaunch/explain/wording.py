@@ -203,9 +203,9 @@ def _bare_exit(cause: RootCause, ended: BareExit) -> Words:
     groups["who_ended"] = f"{groups['who']} ended with {groups['how']}: "
     if seen:
         groups["look"] = read
-    name = _name_of_exit(cause, ended)
-    words = say(name, **groups)
-    if name not in ("left-with-reason", "left-in-silence"):
+    shown = _words_of_exit(cause, ended)
+    words = words_of(shown, groups)
+    if shown.name not in ("left-with-reason", "left-in-silence"):
         return words
     if status == 255:
         return words._replace(why=say("status-255").why)
@@ -213,25 +213,16 @@ def _bare_exit(cause: RootCause, ended: BareExit) -> Words:
     return words._replace(why=say("status-of-a-shell", **groups).why) if of_shell else words
 
 
-def _name_of_exit(cause: RootCause, ended: BareExit) -> str:
-    """Return the name of the texts for an exit that no line explains."""
-    status = ended.exit.code
-    signal = f"signal-{signal_name(-status)}"
-    echo = cause.own_echo
-    in_nccl = echo is not None and OF_CUDA.search(echo.line.text)
-    cases = (
-        (ended.code in ("killed", "segmentation-fault"), f"{ended.code}-in-silence"),
-        (ended.code == "aborted", "aborted-with-reason" if ended.gives_reason else "aborted-in-silence"),
-        (signal == "signal-SIGBUS" and cause.case.facts.shm_free_bytes is not None, "bus-error-with-room"),
-        (status < 0 and has_words(signal), signal),
-        (ended.code == "terminated", "terminated-from-outside"),
-        (echo is not None, "failed-in-nccl" if in_nccl else "lost-another"),
-        (status < 0, "another-signal"),
-        (cause.code in ("script-not-found", "permission-denied"), cause.code),
-        (ended.gives_reason, "left-with-reason"),
-        (not ended.exit.seen, "left-unseen"),
+def _words_of_exit(cause: RootCause, ended: BareExit) -> Signature:
+    """Return the texts for an exit that no line explains: the first whose pattern matches what is known of it."""
+    echo, status = cause.own_echo, ended.exit.code
+    known = (
+        f"exit: {ended.code} by {signal_name(-status) if status < 0 else 'a status'}"
+        f"{', a reason' * ended.gives_reason}{', shm known' * (cause.case.facts.shm_free_bytes is not None)}"
+        f"{', lost another' * (echo is not None)}{' in NCCL' * bool(echo and OF_CUDA.search(echo.line.text))}"
+        f", {cause.code}, {'seen' if ended.exit.seen else 'unseen'}"
     )
-    return next((name for holds, name in cases if holds), "left-in-silence")
+    return next(words for words, _ in words_for("", known))
 
 
 def _outside(cause: RootCause, line: Line) -> Words:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from ddplaunch.explain.decide.flight import PG_CONFIG, is_dump
 from ddplaunch.explain.diagnosis import LogSource, RunFacts
 from ddplaunch.machine.files import Piece, pieces_of
 from ddplaunch.records.directory import path_text
@@ -186,7 +187,7 @@ def _is_binary(start: bytes) -> bool:
     """
     shown = start.replace(b"\0", b"")
     controls = sum(byte < 32 and byte not in _TEXT_CONTROLS for byte in shown)
-    return bool(start) and (not shown or controls > _BINARY_SHARE * len(shown))
+    return bool(start) and PG_CONFIG not in start and (not shown or controls > _BINARY_SHARE * len(shown))
 
 
 def _folder(folder: Path) -> list[LogSource]:
@@ -218,7 +219,7 @@ def _logs_below(folder: Path) -> Iterator[Path]:
             )
         for name in files:
             path = Path(directory, name)
-            if path.suffix in _LOGS and path.is_file():
+            if (path.suffix in _LOGS and path.is_file()) or is_dump(path):
                 yield path
 
 

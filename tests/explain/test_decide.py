@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.explain import explain_logs
 from ddplaunch.explain.decide import choose
 from ddplaunch.explain.decide.work import telling
 from ddplaunch.explain.diagnosis import RankEnd, RunFacts
@@ -42,12 +41,10 @@ def test_survivors_that_lost_a_peer_are_the_cascade() -> None:
     assert answer.cascade[0].evidence.line == 4
 
 
-def test_every_rank_that_lost_a_peer_is_named_and_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    for ranks, most, kept in ((63, 16_384, 63), (63, 32, 32)):
-        monkeypatch.setattr(explain_logs, "_MOST_ECHOES", most)
-        answer = explained("".join(map(lost, range(ranks))) + raised(ranks, "KeyError: 'title'"))
-        assert answer.diagnosis is not None and answer.diagnosis.rank == ranks
-        assert {echo.rank for echo in answer.cascade} == set(range(kept))
+def test_every_rank_that_lost_a_peer_is_named() -> None:
+    answer = explained("".join(map(lost, range(63))) + raised(63, "KeyError: 'title'"))
+    assert answer.diagnosis is not None and answer.diagnosis.rank == 63
+    assert {echo.rank for echo in answer.cascade} == set(range(63))
 
 
 def test_only_survivors_is_unknown_with_the_next_measurement() -> None:
@@ -1044,7 +1041,6 @@ def test_what_ends_a_rank_at_its_start_is_survived_by_a_run_that_makes_a_step() 
         "torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. 24/32 clients joined.\n"
     )
     assert diagnosed(other + waits).code == "rendezvous-failed" and "Host key" in diagnosed(other + waits).what
-    assert diagnosed(step + other.replace("gpu-b2: ", "") + step + own).what.startswith("ValueError")
     cancelled = "slurmstepd: error: *** STEP 20811.1 ON gn12 CANCELLED AT 2026-08-04T15:15:05 ***\n"
     assert diagnosed(port + failed(1, 1, 11) + cancelled).code == "port-taken"  # a step of Slurm's is none of training
 

@@ -141,9 +141,11 @@ def test_keeps_its_word(signature: Signature) -> None:
 def test_words_for_a_message_are_found_by_it(words: Signature) -> None:
     assert idle(words, [words.example]) == []
     (same, groups), *others = words_for("RuntimeError", words.example)
-    of_stacks = " of a rank, state " in words.example
-    assert not others or of_stacks, "only of what keeps a rank the first counts"
-    filled_by_stacks = {"line", "pid", "reads", "place"} if of_stacks else set()
+    of_rank = " of a rank, state " in words.example or words.example.startswith("exit: ")
+    assert not others or of_rank, "only of what keeps or ends a rank the first counts"
+    filled_by_stacks = (
+        {"line", "pid", "reads", "place", *["at", "look", "asked", "signal", "number", "read"]} if of_rank else set()
+    )
     assert same is words and {*groups, *filled_by_stacks} >= set().union(*map(fields, words.fixes))
 
 

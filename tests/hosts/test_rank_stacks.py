@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ import pytest
 
 from ddplaunch.agent.guard.hang_report import hangs
 from ddplaunch.agent.rank_site import taking_part
-from ddplaunch.explain.decide.collectives import flight, read_dump
+from ddplaunch.explain.decide.flight import Flight
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence, Frame
 from ddplaunch.explain.stacks.hang import IMPORTED_ANEW, NoProgress, hang_diagnosis, located
 from ddplaunch.explain.stacks.parse import (
@@ -262,11 +261,9 @@ def test_an_ended_thread_is_named_before_what_the_ranks_wait_for() -> None:
     assert '`if __name__ == "__main__":`' in spawned.fixes[0]
 
 
-def call_of(number: int, line: int, state: str = "completed") -> dict[str, Any]:
-    """An entry of torch's flight recorder, with its stack."""
-    frames = [{"name": each.function, "filename": each.file, "line": each.line} for each in ALL_REDUCE]
-    frames.append({"name": "step", "filename": "/home/me/train.py", "line": line})
-    return {"collective_seq_id": number, "profiling_name": "nccl:all_reduce", "state": state, "frames": frames}
+def called(number: int, line: int) -> RankStack:
+    """Where a rank called its last collective, as the flight recorder has it."""
+    return replace(rank(number, *ALL_REDUCE, line=line), pid=0)
 
 
 def test_ranks_that_waited_in_different_calls_for_one_that_did_not_come_are_no_mismatch() -> None:
@@ -304,8 +301,7 @@ def test_ranks_that_waited_in_different_calls_for_one_that_did_not_come_are_no_m
 def test_a_collective_that_failed_names_who_did_not_join_and_where_each_was() -> None:
     words = "rank 1 did not come to all_reduce; rank 0 waited in vain"
     found = Diagnosis("collective-timeout", "likely", words, "a collective needs all ranks", ("look",), None)
-    recorded = flight({0: [call_of(1, 30), call_of(2, 44, "started")], 1: [call_of(1, 30)]})
-    assert recorded and recorded.missing == (1,)
+    recorded = Flight("rank 1 did not join all_reduce (number 2); rank 0 did", (1,), (called(0, 44), called(1, 30)))
     told = located(found, (), recorded)
     assert told.rank == 1 and "rank 1 did not join all_reduce (number 2); rank 0 did" in told.what
     assert told.why.startswith("rank 1 had called its last collective as all_reduce at train.py:30; ")
@@ -323,15 +319,12 @@ def test_a_collective_that_failed_names_who_did_not_join_and_where_each_was() ->
 def test_a_collective_that_every_rank_had_called_is_not_blamed_on_one_of_them() -> None:
     words = "one rank was late, stuck or gone"
     found = Diagnosis("collective-timeout", "observed", "ALLREDUCE did not complete", words, ("`py-spy`", "look"), None)
-    both = {each: [call_of(1, 30), call_of(2, 44, "scheduled")] for each in (0, 1)}
-    recorded = flight(both, 2)
-    assert recorded and recorded.everyone == 2 and not recorded.missing
+    recorded = Flight("ranks 0, 1 joined all_reduce (number 2), and its end is not recorded", everyone=2)
     told = located(found, (rank(0, *ALL_REDUCE), rank(1, *ALL_REDUCE)), recorded)
     assert told.why.startswith("all 2 ranks had called it") and told.fixes[1:] == ("look",)
     assert told.evidence[-1].text == "ranks 0, 1: all_reduce at train.py:88"
-    assert located(found, (), flight(both, 3)).why == words  # the third may be the one
-    alone = flight({0: both[0]}, 1)
-    assert alone and flight({0: both[0]}, 2) is None
+    assert located(found, (), replace(recorded, everyone=0)).why == words  # one without a dump may be the one
+    alone = replace(recorded, everyone=1)
     assert located(found, (), alone).why.startswith("the run has one process, and that had called it: its GPU")
 
 
@@ -509,37 +502,3 @@ def test_the_command_says_what_is_missing_and_disturbs_nobody(tmp_path: Path, ca
         assert one.ranks[0].poll() is None
     gone = call("stacks", one.run_id)
     assert gone.status == ExitStatus.USAGE and "no record of a run" in gone.err
-
-
-# Flight recorders
-
-
-def entry(number: int, state: str = "completed", name: str = "nccl:all_reduce", **more: object) -> dict[str, object]:
-    start = {"collective_seq_id": number, "state": state, "profiling_name": name, "process_group": ("0", "default_pg")}
-    return {**start, "input_sizes": [[8]], "is_p2p": False, **more}
-
-
-def test_who_did_not_join_is_told_by_the_recorders() -> None:
-    done = [entry(1), entry(2)]
-    found = flight({0: [*done, entry(3, "scheduled")], 1: [*done, entry(3, "started")], 2: done})
-    assert found and found.missing == (2,)
-    assert found.what == "rank 2 did not join all_reduce of [8] (number 3); ranks 0, 1 did"
-    assert flight({0: done, 1: done}) is None
-    assert flight({0: [entry(1, "scheduled")]}) is None
-    other = flight({0: [*done, entry(3, "scheduled")], 1: [*done, entry(3, "scheduled", "nccl:broadcast")]})
-    assert other and other.what == "in collective 3, rank 0 called all_reduce of [8]; rank 1 called broadcast of [8]"
-
-
-def test_gloos_recorder_does_not_say_what_has_ended() -> None:
-    two = [entry(1, "scheduled"), entry(2, "scheduled")]
-    missing = flight({0: two, 1: two[:1]})
-    assert missing and missing.missing == (1,)
-    together = flight({0: two, 1: two})
-    assert together and not together.missing and "number 2" in together.what
-
-
-def test_a_dump_that_would_run_code_is_refused() -> None:
-    assert read_dump(pickle.dumps({"entries": [entry(1)]}))[0]["collective_seq_id"] == 1
-    for data in (pickle.dumps({"entries": [Path("x")]}), pickle.dumps(os.getcwd), b"", b"\x80", pickle.dumps([1])):
-        with pytest.raises(ValueError, match="no dump of a flight recorder"):
-            read_dump(data)

@@ -50,14 +50,14 @@ def _located(
     explanation: Explanation, settings: Settings, attempt: EndedAttempt | None, facts: RunFacts
 ) -> Explanation:
     """Return ``explanation``; if a collective failed, add each rank's place from stacks and torch's flight recorder."""
-    from ddplaunch.explain.decide.collectives import flight, flight_dumps
+    from ddplaunch.explain.decide.flight import flight, read_dumps
     from ddplaunch.explain.stacks.hang import located
 
     found = explanation.diagnosis
     if found is None or not found.code.startswith("collective-"):
         return explanation
     size = (facts.plan or {}).get("world_size")
-    dumps = flight_dumps(Path(settings.directory)) if settings.directory else {}
+    dumps = read_dumps(Path(settings.directory)) if settings.directory else {}
     recorded = flight(dumps, size if isinstance(size, int) else 0)
     return replace(explanation, diagnosis=located(found, () if attempt is None else attempt.stacks, recorded))
 

@@ -1,27 +1,16 @@
-"""Which rank waited in which collective: from the timeouts of all ranks, and from dumps of torch's flight recorder.
-
-A dump is a pickle (``torch/csrc/distributed/c10d/FlightRecorder.hpp``) of dicts, lists, strings and numbers. Any other
-type is refused, because loading a pickle may run code:
-https://docs.python.org/3/library/pickle.html#restricting-globals.
-"""
+"""Which rank waited in which collective, from the timeouts of all ranks."""
 
 from __future__ import annotations
 
-import io
-import pickle
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from ddplaunch.explain.diagnosis import Frame
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.scan import Scanned
-from ddplaunch.explain.stacks.parse import RankStack, ThreadStack, is_collective
-from ddplaunch.machine.files import read_plain
+from ddplaunch.explain.stacks.parse import is_collective
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.words import ranks_text
 
 _WORK = re.compile(
     r"Work(?:NCCL|XCCL|HCCL|\w+)?\((?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel>\d+))?"
@@ -196,134 +185,3 @@ def first_never_done(waits: Stuck) -> bool:
     if len(waits.waited) < 2 or any(wait.seq != 1 for wait in waits.waited) or waits.absent:
         return False
     return all(completed <= 0 for completed in waits.completed.values())
-
-
-# Flight recorders
-
-_DONE = "completed"
-LARGEST_BYTES = 64 << 20
-
-
-@dataclass(frozen=True)
-class Flight:
-    """The first collective that did not end, described by ``what`` in one line; ``missing`` ranks did not join it.
-
-    ``last`` are the stacks in which the ranks of the group called their last collective, as far as the dumps tell.
-    ``everyone`` is the number of ranks of the run if all of them called this one, else 0.
-    """
-
-    what: str
-    missing: tuple[int, ...] = ()
-    last: tuple[RankStack, ...] = ()
-    everyone: int = 0
-
-
-class _PlainValues(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        """Refuse every class and function, because the recorder's dumps need none."""
-        raise pickle.UnpicklingError(f"a dump with {module}.{name}")
-
-
-def read_dump(data: bytes) -> list[dict[str, Any]]:
-    """Return the entries of one rank's dump, oldest first. Raises ValueError if it is not a dump."""
-    try:
-        value = _PlainValues(io.BytesIO(data)).load()
-    except Exception as error:  # broken data may raise anything
-        raise ValueError(f"no dump of a flight recorder: {error}") from error
-    entries = value.get("entries") if isinstance(value, dict) else None
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ValueError("no dump of a flight recorder: it has no entries")
-    return entries
-
-
-def flight(dumps: Mapping[int, Sequence[Mapping[str, Any]]], ranks: int = 0) -> Flight | None:
-    """Return the first collective that some rank began and did not end; ``dumps`` are the entries of each rank.
-
-    None if all have ended, or nothing was recorded. Ranks whose dump is missing are not judged. ``ranks`` is the number
-    of ranks of the run, 0 if unknown.
-    """
-    if len(dumps) < min(ranks or 2, 2):
-        return None
-    reached: dict[tuple[int, str], dict[int, Mapping[str, Any]]] = {}
-    last: dict[str, dict[int, int]] = {}  # highest number by group and rank
-    for rank, entry in (
-        (rank, entry) for rank, entries in dumps.items() for entry in entries if not entry.get("is_p2p")
-    ):
-        group, number = _group(entry), _number(entry)
-        reached.setdefault((number, group), {})[rank] = entry
-        members = last.setdefault(group, {})
-        members[rank] = max(number, members.get(rank, number))
-    ends_known = any(entry.get("state") == _DONE for by_rank in reached.values() for entry in by_rank.values())
-    for (number, group), by_rank in sorted(reached.items(), key=lambda item: item[0]):
-        members = last[group]
-        missing = tuple(sorted(rank for rank, upto in members.items() if upto < number))
-        if ends_known and all(entry.get("state") == _DONE for entry in by_rank.values()):
-            continue
-        if not ends_known and number < max(members.values()) and not missing:
-            continue  # gloo records no ends: only the last, and those that some rank did not join, can be open
-        called = [_called(rank, reached[upto, group][rank]) for rank, upto in sorted(members.items())]
-        operation = _open(number, by_rank, missing, ranks if ends_known else 0)
-        return replace(operation, last=tuple(stack for stack in called if stack.main))
-    return None
-
-
-def _called(rank: int, entry: Mapping[str, Any]) -> RankStack:
-    """Return the stack in which ``rank`` called this collective; its frames are innermost first."""
-    frames = entry.get("frames")
-    calls = tuple(
-        Frame(str(frame.get("filename")), line, str(frame.get("name")))
-        for frame in (frames if isinstance(frames, list) else ())
-        if isinstance(frame, dict) and isinstance(line := frame.get("line"), int)
-    )
-    return RankStack(rank, 0, (ThreadStack("", calls),))
-
-
-def _open(number: int, by_rank: Mapping[int, Mapping[str, Any]], missing: tuple[int, ...], ranks: int) -> Flight:
-    names = {rank: _name(entry) for rank, entry in sorted(by_rank.items())}
-    if len(set(names.values())) > 1:
-        listed = "; ".join(
-            f"{ranks_text([rank for rank in names if names[rank] == name])} called {name}"
-            for name in dict.fromkeys(names.values())
-        )
-        return Flight(f"in collective {number}, {listed}")
-    name, joined = next(iter(names.values())), ranks_text(list(names))
-    if missing:
-        return Flight(f"{ranks_text(missing)} did not join {name} (number {number}); {joined} did", missing)
-    everyone = ranks if len(names) == ranks else 0
-    return Flight(f"{joined} joined {name} (number {number}), and its end is not recorded", everyone=everyone)
-
-
-def _group(entry: Mapping[str, Any]) -> str:
-    described = entry.get("process_group")
-    return str(described[0]) if isinstance(described, (tuple, list)) and described else str(entry.get("pg_id", ""))
-
-
-def _number(entry: Mapping[str, Any]) -> int:
-    number = entry.get("collective_seq_id", entry.get("seq_id"))
-    return number if isinstance(number, int) else -1
-
-
-def _name(entry: Mapping[str, Any]) -> str:
-    name = str(entry.get("profiling_name", "a collective")).rpartition(":")[2]
-    sizes = entry.get("input_sizes")
-    return f"{name} of {sizes[0]}" if isinstance(sizes, (list, tuple)) and sizes else name
-
-
-_NAME = re.compile(r"flight-recorder-rank-_?(\d+)")
-
-
-def flight_dumps(directory: Path) -> dict[int, list[dict[str, Any]]]:
-    """Return the entries of each rank's dump; missing, broken and too large dumps are left out."""
-    dumps: dict[int, list[dict[str, Any]]] = {}
-    try:
-        paths = list(directory.iterdir())
-    except OSError:
-        return {}
-    for path in paths:
-        match = _NAME.fullmatch(path.name)
-        try:
-            if match and not path.is_symlink():
-                dumps[int(match[1])] = read_dump(read_plain(path, LARGEST_BYTES))
-        except (OSError, ValueError):
-            continue
-    return dumps

@@ -22,24 +22,15 @@ from ddplaunch.explain.read.lines import Line, announced_in
 from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.read.scan import Hit, Scanned
 from ddplaunch.explain.read.traceback import ChainedException, Traceback
-from ddplaunch.explain.signatures import Signature, Tier, filled
+from ddplaunch.explain.signatures import Signature, Tier, filled, patterns
 from ddplaunch.values.frozen import dataclass
 
 #: "fatal": it may have ended its rank. "doubtful": it only counts if nothing fatal is known. "survived": the work
 #: continued. "echo": it follows from another failure.
 Fate = Literal["fatal", "doubtful", "survived", "echo"]
 
-#: Exceptions that a launcher raises because ranks failed.
-_LAUNCHERS = frozenset(("ChildFailedError", "SignalException", "TuneError"))
-#: Exceptions that a launcher raises because ranks failed, or a rank because of a process that it started itself.
-_STARTED = frozenset(("CalledProcessError", "ProcessExitedException", "ProcessRaisedException"))
-#: Exceptions that a rank raises because another process, not necessarily a rank, is gone.
-_LOST = frozenset(f"Connection{how}Error" for how in ("Reset", "Aborted", "Refused")) | {"BrokenPipeError", "EOFError"}
-#: Exceptions that a rank raises because another rank is gone.
-_LOST_PEER = frozenset(["DistNetworkError", "DistBackendError", "DistStoreError", "HorovodInternalError"])
-_LOST_PEER |= frozenset(["ActorDiedError", "ActorUnavailableError", "RayActorError", "WorkerCrashedError"])  # of Ray
-#: Exceptions that end a process which was told to end, or whose input ended.
-_ENDED_BY_OTHERS = frozenset(("KeyboardInterrupt", "SystemExit", "CancelledError"))
+#: Exceptions that something else caused, by groups: launcher, started, lost, peer and ended.
+(_CAUSED,) = patterns("exceptions-caused")
 #: Codes of echoes that may also be about a process that the rank started itself.
 _STARTED_ECHOES = frozenset(("worker-lost", "launcher-summary"))
 _WRAPPED = ("NCCL error in: ", "NCCL communicator was aborted", "NCCL Error ")  # only wrap what NCCL printed before
@@ -199,11 +190,13 @@ def _of_exception(traceback: Traceback) -> Failure | None:
     """Return the failure for an exception that no signature knows."""
     raised = traceback.raised
     name = raised.type.rpartition(".")[2]
-    if name in _LAUNCHERS or (traceback.launcher and name in _LOST_PEER | _LOST | _STARTED | _ENDED_BY_OTHERS):
+    caused = _CAUSED.fullmatch(name)
+    by = caused.lastgroup if caused else None
+    if by == "launcher" or (traceback.launcher and by):
         return None
-    lost_rank = name in _LOST_PEER or raised.message.startswith(_WRAPPED)
-    lost = name in _LOST | _STARTED or traceback.worker_stopped
-    by_others = lost_rank or lost or name in _ENDED_BY_OTHERS
+    lost_rank = by == "peer" or raised.message.startswith(_WRAPPED)
+    lost = by in ("lost", "started") or traceback.worker_stopped
+    by_others = lost_rank or lost or by == "ended"
     tier = Tier.UNCERTAIN if traceback.side or traceback.bare or traceback.launcher else Tier.GENERAL
     return Failure(
         Tier.SYMPTOM if by_others else tier,
@@ -247,8 +240,6 @@ _REASONS = frozenset(("host-out-of-memory", "scheduler-error", "time-limit"))
 ABORTS = frozenset(("aborted", "aborted-at-exit"))
 #: Codes of processes that a launcher, a scheduler or a shell stops, or that crash, after another one has failed.
 _ENDS = frozenset(("killed", "terminated", "segmentation-fault"))
-#: Codes for parts of the data that programs report and skip.
-_SKIPPED = frozenset(("data-corrupt", "dataset-missing", "download-failed"))
 #: Codes that follow from others: for example, a rank misses data that another rank tries to download.
 _FOLLOWS = {
     "dataset-missing": ("dataset-race", "download-failed"),
@@ -330,12 +321,11 @@ def work_went_on(case: Case) -> Holds:
 
     def holds(failure: Failure) -> bool:
         resumed = failure.code in OUTSIDE and case.work.began_again(failure.line)
-        ends = not failure.logged and (failure.raised is not None or failure.code not in _SKIPPED)
         beside_the_work = failure.side or _WARNED.search(failure.line.text) is not None
         return (
             (is_done and beside_the_work and failure.code not in OUTSIDE)
             or (failure.quoted and failure.raised is None)
-            or case.survived(failure.line, ends, failure.logged or resumed)
+            or case.survived(failure.line, not failure.logged, failure.logged or resumed)
         )
 
     return (lambda failure: False) if case.failed else holds
@@ -354,18 +344,13 @@ def caught_and_logged(case: Case) -> Holds:
 
 
 def steps_followed(case: Case) -> Holds:
-    """Several more steps were reported."""
+    """Several more steps were reported; two reports, where only a rank that has not begun ends so."""
 
     def holds(failure: Failure) -> bool:
         progress, steps = case.work.reported_after(failure.line)
-        return steps >= _SURVIVED or progress >= 4 * _SURVIVED
+        return steps >= _SURVIVED or progress >= (2 if failure.signature.kind == "at-start" else 4 * _SURVIVED)
 
     return holds
-
-
-def at_start_and_started(case: Case) -> Holds:
-    """It ends ranks before their first step, and a step follows it."""
-    return lambda failure: failure.signature.kind == "at-start" and case.work.reported_after(failure.line)[0] > 0
 
 
 def stopped_by_the_launcher(case: Case) -> Holds:
@@ -469,7 +454,6 @@ RULES: tuple[tuple[Fate, Callable[[Case], Holds]], ...] = (
     ("survived", steps_followed),
     ("doubtful", quoted),
     ("doubtful", caught_and_logged),
-    ("doubtful", at_start_and_started),
     ("doubtful", stopped_by_the_launcher),
     ("doubtful", older_than_the_exception_that_ended_its_rank),
     ("doubtful", told_beside_the_failure),

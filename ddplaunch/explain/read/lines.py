@@ -18,6 +18,7 @@ from typing import BinaryIO, NamedTuple
 
 from ddplaunch.explain.diagnosis import Evidence, LogSource
 from ddplaunch.explain.read.prefixes import NOBODY, Prefixes, Speaker, without_known
+from ddplaunch.explain.signatures import named
 
 Numbered = tuple[int, str]
 #: A line that warns of an error, or says that the program continues.
@@ -111,11 +112,7 @@ def _pieces(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
                 yield number, inner
 
 
-_JSON_TEXT = (
-    *("message", "msg", "log", "text", "event", "exc_info", "exc_text", "exc", "exception", "error", "err"),
-    *("stack_trace", "stack", "traceback"),
-)
-_JSON_NUMBERS = ("epoch", "step", "global_step", "iteration", "iter", "loss")
+_JSON_TEXT, _JSON_NUMBERS = (named(f"read-json-{name}").patterns for name in ("text", "numbers"))
 _MOST_RANKS = 10**7
 
 

@@ -31,7 +31,6 @@ _BODY = (
     r"|nccl\w+Error: |  host +: |  exitcode +: |torch\.distributed\.|\S+:\d+:\d+ \[\d+\] NCCL |slurmstepd: |ssh exited)"
 )
 _HOST = re.compile(rf"^([A-Za-z][\w.-]*)(?:: |\s*\| ){_BODY}")
-_BRACKETED = re.compile(rf"^\[(?!rank|default|r\d)([A-Za-z][\w.-]*\d)\] {_BODY}")
 _NO_HOST = frozenset(("srun", "slurmstepd", "wandb", "ERROR", "WARNING", "INFO", "DEBUG", "CRITICAL", "error", "File"))
 _TASK = re.compile(r"^ {0,3}(?:(?=\d+: )|\[(?=\d+\] ))(\d{1,4})(?:: |\] )")
 _TASK_TELLS = re.compile(rf"{_TASK.pattern}(?:Traceback \(most recent|  File \"|[A-Z]\w*Error: )")
@@ -76,8 +75,7 @@ class Prefixes:
         if len(matches) >= _MOSTLY_ALL * len(filled) and (numbered_all or 1 < len(columns) <= _MOST_COLUMNS):
             hosts.update(columns)
         names = _any_of(name for name in hosts if not name.endswith(("Error", "Exception")))
-        bracketed = _any_of({match[1] for line in timeless if (match := _BRACKETED.match(line))})
-        self._host = re.compile(rf"^(?:({names})(?:: ?|\s*\|(?: |$))|\[({bracketed})\] ?)")
+        self._host = re.compile(rf"^({names})(?:: ?|\s*\|(?: |$))")
         bare = [_STAMP.sub("", self._without_host(line, NOBODY)[0], count=1) for line in timeless]
         numbered = sum(bool(_TASK.match(line)) for line in bare)
         self._indent = _common_indent(filled)  # of a log that was pasted as a block
@@ -113,7 +111,7 @@ class Prefixes:
         bare = _STAMP.sub("", text, count=1)
         if (match := self._host.match(bare)) is None:
             return text, who
-        return bare[match.end() :], who._replace(host=match[1] or match[2])
+        return bare[match.end() :], who._replace(host=match[1])
 
     def strip(self, text: str, who: Speaker) -> tuple[str, Speaker]:
         """Return the text without its prefixes, and the speaker that they name."""

@@ -23,7 +23,6 @@ _IMPORTS = re.compile(r"\b(?:ImportError|ModuleNotFoundError|OSError)$")
 _DOES_WITHOUT = re.compile(
     r"(?i)^(?!.*\b(?:please|pip install|must)\b).*\b(?:instead|fall(?:ing|s)? ?back|disabled|without)\b"
 )
-_PASSES_OVER = re.compile(r"(?i)\b(?:skipp(?:ing|ed)|retrying|trying again|falling back|continuing|going on|dropped)\b")
 _FROM_RAY = re.compile(r"\bRayTaskError\(\w+\)$")
 _SPAWNED = re.compile(r"^-- Process (\d+) terminated with the following error:")
 _IGNORED = re.compile(  # the last one: a thread of wandb, in its own log
@@ -166,14 +165,12 @@ class _Open:
     def take_words(self, line: Line) -> None:
         """Use the line as the message of the last exception if that has none, and as a hint whether it was caught.
 
-        A line that tells what happens without a module that could not be imported, or that something is skipped, shows
-        that the exception was caught.
+        A line that tells what happens without a module that could not be imported shows that it was caught.
         """
         if not (self.parts and line.text) or line.at > (last := self.parts[-1]).line.at + _EMPTY:
             return
         without = bool(_IMPORTS.search(last.raised.type) and _DOES_WITHOUT.search(line.text))
-        passes_over = line.text[0] != " " and not last.ended_program  # a source line of a frame does not count
-        self.logged |= without or bool(passes_over and _PASSES_OVER.search(line.text))
+        self.logged |= without
         text, wordless, self.wordless = line.text.strip(), self.wordless, False
         if wordless and not (_HEADER.search(text) or _FRAME.match(text)):
             self.parts[-1] = replace(last, raised=replace(last.raised, message=text))

@@ -26,9 +26,6 @@ _RETURNED = re.compile(
     r"(?:exits? with return code = |^Process finished with exit code "
     r"|Process finished with exit code (?=\d+ \(interrupted by signal ))(?P<code>-?\d+)"  # also in a sentence
 )
-_CRASHED = re.compile(  # Composer
-    r"[Rr]ank (?P<rank>\d+) (?:\(PID (?P<pid>\d+)\) )?(?:crashed|exited) with (?:exit )?code (?P<code>-?\d+)"
-)
 _OF_LAUNCHERS, _EXITS = patterns("exits-of-launchers"), patterns("exits")
 _HOW = {"segmentation fault": 11, "killed": 9, "aborted": 6, "abort": 6, "bus error": 7, "terminated": 15,
         "out of memory": 9, "floating point exception": 8, "illegal hardware instruction": 4}  # fmt: skip
@@ -139,12 +136,11 @@ class Trailer:
         entries: dict[object, RankExit] = {}
         for rank_exit in self.exits:
             entries |= dict.fromkeys(_keys(rank_exit), rank_exit) if rank_exit.table else {}
-        failed = any(rank_exit.code > 0 for rank_exit in self.exits)
         result = []
         for rank_exit in self.exits:
             entry = next((entries[key] for key in _keys(rank_exit) if key in entries), rank_exit)
             rank = entry.rank if rank_exit.rank is None else rank_exit.rank
-            by_agent = _by_agent(rank_exit, self._forced, failed)
+            by_agent = _by_agent(rank_exit, self._forced)
             result.append(replace(rank_exit, rank=rank, host=rank_exit.host or entry.host, by_agent=by_agent))
         return result
 
@@ -169,18 +165,14 @@ def _told(match: re.Match[str], line: Line) -> RankExit:
     return RankExit(code, line, rank, local, pid, parts.get("host") or line.speaker.host)
 
 
-def _by_agent(rank_exit: RankExit, forced: set[int], failed: bool) -> bool:
-    """Return whether the agent ended this rank after another one had ``failed``: SIGTERM first, then SIGKILL."""
+def _by_agent(rank_exit: RankExit, forced: set[int]) -> bool:
+    """Return whether the agent ended this rank after another one had failed: SIGTERM first, then SIGKILL."""
     if rank_exit.code == -9:
         return rank_exit.pid in forced
     if rank_exit.code != -15:
         return False
     named = _RETURNED.search(rank_exit.line.text)  # the process whose end made the launcher stop the others
-    return (
-        rank_exit.table
-        or (rank_exit.pid is None and named is None)
-        or (failed and bool(_CRASHED.search(rank_exit.line.text)))
-    )
+    return rank_exit.table or (rank_exit.pid is None and named is None)
 
 
 def exit_code(status: int) -> str:

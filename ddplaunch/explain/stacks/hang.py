@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ddplaunch.explain.decide.collectives import Flight
+from ddplaunch.explain.decide.flight import Flight
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.explain.signatures import named, say, words_for
 from ddplaunch.explain.stacks.parse import (
