@@ -10,7 +10,6 @@ their cases.
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import re
 import runpy
@@ -28,14 +27,14 @@ from benchmarks.proving_scripts import CASES, Case
 from benchmarks.publishing import parser, publish
 from benchmarks.timing import machine
 from ddplaunch.prove.claims import Claim
-from ddplaunch.prove.in_rank import recorder
-from ddplaunch.prove.one_process import differs
-from ddplaunch.prove.proof import ALONE, RANKS, RESEEDED, claims_of
+from ddplaunch.prove.in_rank import RANKS, VARIABLE, begin
+from ddplaunch.prove.proof import ALONE, claims_of
 from ddplaunch.prove.recording import Recorded, read_recording
 from ddplaunch.values.finding import Severity
 
 STEPS = 6
-DEADLINE_S = 120.0
+DEADLINE_S = 600.0
+_FRAMEWORKS = ("accelerate", "transformers", "lightning")  # imported once, if a case needs them
 
 
 def _port() -> int:
@@ -54,7 +53,7 @@ def _rank(script: Path, variables: Mapping[str, str], log: Path) -> int:
     sys.argv = [script.name]
     sys.path.insert(0, str(script.parent))
     try:
-        recorder.begin()
+        begin()
         runpy.run_path(script.name, run_name="__main__")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -69,8 +68,6 @@ def record(folder: Path, script: Path, name: str, ranks: int) -> Recorded:
     if (folder / name).exists():
         return read_recording(folder / name)
     (folder / name).mkdir()
-    wanted = {"folder": str(folder), "name": name, "batches": RANKS, "steps": STEPS}
-    wanted |= {"seed": 20_011} if name == RESEEDED else {}
     shared = {
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
@@ -80,7 +77,7 @@ def record(folder: Path, script: Path, name: str, ranks: int) -> Recorded:
         "TORCHDYNAMO_DISABLE": "1",
         "OMP_NUM_THREADS": "1",
         "ACCELERATE_USE_CPU": "true",
-        recorder.VARIABLE: json.dumps(wanted),
+        VARIABLE: f"{STEPS}:{folder / name}",
     }
     children: dict[int, int | None] = {}
     for rank in range(ranks):
@@ -111,8 +108,6 @@ def prove(script: Path, ranks: int) -> tuple[list[Claim], str]:
     if not recorded[RANKS].steps():
         return [], log
     recorded[ALONE] = record(folder, script, ALONE, 1)
-    if differs(recorded[RANKS], recorded[ALONE]):
-        recorded[RESEEDED] = record(folder, script, RESEEDED, 1)
     log += (folder / f"{ALONE}-0.log").read_text()[-1500:]
     return claims_of(recorded, ranks), log
 
@@ -150,25 +145,16 @@ def main() -> int:
     arguments.add_argument("--show", action="store_true", help="show every claim")
     arguments.add_argument("--recorded", type=Path, help="keep recordings there; judge those that are there again")
     asked = arguments.parse_args()
-    for module in (
-        "torch.distributed",
-        "torch.utils.data",
-        "torch._dynamo",
-        "torch.optim",
-        "numpy",
-        "accelerate",
-        "transformers",
-        "lightning",
-    ):
+    cases = [case for case in CASES if not asked.names or any(name in case.name for name in asked.names)]
+    frameworks = (name for name in _FRAMEWORKS if any(name in case.text for case in cases))
+    for module in ("torch.distributed", "torch.utils.data", "torch._dynamo", "torch.optim", "numpy", *frameworks):
         try:
             importlib.import_module(module)
         except ImportError:
             print(f"{module} is not installed")
     answers: dict[str, str] = {}
     folder = asked.recorded or Path(tempfile.mkdtemp(prefix="proving-"))
-    for case in CASES:
-        if asked.names and not any(name in case.name for name in asked.names):
-            continue
+    for case in cases:
         began_s = time.monotonic()
         answer, claims, log = judged(case, folder)
         answers[case.name] = answer

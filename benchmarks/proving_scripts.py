@@ -186,6 +186,35 @@ for epoch in range(3):
         opt_g.step()
 dist.destroy_process_group()
 """,
+    "tokens": _HEAD
+    + """
+class Sentences(Dataset):
+    def __init__(self):
+        lengths = torch.randint(3, 20, (160,), generator=g).tolist()
+        self.rows = [torch.randint(1, 30, (length,), generator=g) for length in lengths]
+    def __len__(self):
+        return len(self.rows)
+    def __getitem__(self, i):
+        return self.rows[i]
+
+def padded(rows):
+    pad = nn.utils.rnn.pad_sequence
+    return pad([row[:-1] for row in rows], True, 0), pad([row[1:] for row in rows], True, -100)
+
+train = Sentences()
+sampler = DistributedSampler(train)
+loader = DataLoader(train, batch_size=4, sampler=sampler, collate_fn=padded)
+model = DDP(nn.Sequential(nn.Embedding(30, 24), nn.Linear(24, 30)))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x).view(-1, 30), y.view(-1), ignore_index=-100)
+        loss.backward()
+        optimizer.step()
+dist.destroy_process_group()
+""",
     "accelerate": """
 import torch, torch.nn.functional as F
 from torch import nn

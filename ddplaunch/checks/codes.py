@@ -208,8 +208,8 @@ numbers-differ: The ranks do not train with the planned numbers
     At its first optimizer steps each rank records the learning rates, the batch size of its DataLoader or of the input
     of its DistributedDataParallel, the batches per step and the size of the process group. Some can differ from the
     plan because of the script's own default or scaling, an option with another meaning, or a checkpoint. Changes by a
-    schedule of the script are not reported. `prove` reports ranks that step at different learning rates. Remedy: the
-    fix in the finding; `--ignore numbers-differ` if the difference is intended; `--no-observe` switches the comparison
+    schedule of the script are not reported. `prove` reports ranks that step at different learning rates, or with other
+    numbers of their optimizers, and schedules that follow a metric of their own rank. Remedy: the fix in the finding; `--ignore numbers-differ` if the difference is intended; `--no-observe` switches the comparison
     off.
 no-process-group: Several ranks train, but none has joined a process group
     Without `torch.distributed.init_process_group` each rank trains its own model as if it ran alone, and every rank
@@ -344,11 +344,23 @@ gradients-not-cleared: A step uses the gradients of earlier steps again
     each step.
 gradients-cleared-early: Gradients are cleared between a backward pass and the step
     The gradients of that pass are lost. Remedy: `optimizer.zero_grad()` after the step only.
+gradients-left-over: An optimizer takes gradients of a loss that belongs to another optimizer
+    A backward pass fills `.grad` of all parameters that it reaches: the generator's loss of a GAN reaches the
+    discriminator too. Reported if the other optimizer has made its step in between, and the two losses are different
+    lines. Remedy: clear an optimizer's gradients immediately before the backward pass of its own loss.
+parameters-not-trained: Parameters of the model are in no optimizer, which has parameters of no model instead
+    An optimizer keeps the parameters that it got when it was made. A head that replaces another one later gets
+    gradients, and is never updated. Remedy: make the optimizer after the model is complete.
 clipped-before-average: Each rank clips its own gradients before they are averaged
     Ranks with large gradients then count less. Remedy: average first, then clip.
 random-numbers-alike: Datasets draw the same random numbers on all ranks
-    Samples of different ranks are then augmented alike. `prove` compares the states of random generators before batches
-    that draw from them. Remedy: `torch.manual_seed(seed + rank)` after the model is created.
+    Samples of different ranks are then augmented alike. `prove` asks the dataset of each rank for its first sample twice:
+    the two differ, but are the same on all ranks. Remedy: `torch.manual_seed(seed + rank)` after the model is created.
+schedule-too-fast: A schedule makes as many steps per optimizer step as there are ranks
+    It ends after a fraction of the training. Remedy: one `scheduler.step()` for each step of the optimizer.
+statistics-differ: Ranks evaluate with different statistics of BatchNorm
+    Each rank keeps the running mean and variance of its own batches, unless DistributedDataParallel broadcasts rank 0's.
+    Remedy: `SyncBatchNorm.convert_sync_batchnorm(model)`, or leave `broadcast_buffers` on.
 evaluation-not-reduced: Each rank evaluates a part of the samples, and nothing combines the results
     The metric that a rank prints covers its own samples only. Remedy: `dist.all_reduce` on sums and counts.
 file-of-all-ranks: Several ranks write the same file
@@ -356,6 +368,9 @@ file-of-all-ranks: Several ranks write the same file
 differs-from-one-process: The gradients of several ranks are a multiple of those of one process
     `prove` replays the samples of all ranks in one process. The mean over ranks equals its gradient if the loss is a
     mean over the batch, but not if it is a sum. Remedy: `reduction="mean"`.
+ranks-count-alike: The mean over ranks is not the gradient of one process, which gives ranks different shares
+    The loss is a mean over something that ranks have different numbers of, such as the tokens of a batch. Remedy:
+    `dist.all_reduce` the numbers, and divide the sum of losses of a rank by their mean.
 """
 
 

@@ -17,15 +17,12 @@ _EMPHASES: dict[str, Emphasis] = {"right": "good", "open": "warning"}
 def proof_text(answer: ProofAnswer, terminal: Terminal) -> str:
     """Return the claims that are right, those that are open, the findings and a summary."""
     shown = [claim for verdict in _EMPHASES for claim in answer.claims if claim.verdict == verdict]
-    lines = [
-        line
-        for claim in shown
-        for line in terminal.lines(
-            f"{claim.subject}: {claim.text}", f"{claim.verdict:<6}", emphasis=_EMPHASES[claim.verdict]
-        )
-    ]
-    findings = answer.findings
-    text = terminal.page(lines) + (("\n" if lines else "") + findings_text(findings, terminal) if findings else "")
+    text = ""
+    for claim in shown:
+        words, emphasis = f"{claim.subject}: {claim.text}", _EMPHASES[claim.verdict]
+        text += terminal.page(terminal.lines(words, f"{claim.verdict:<6}", emphasis=emphasis))
+    if findings := answer.findings:
+        text += "\n" * bool(text) + findings_text(findings, terminal)
     verdicts = [claim.verdict for claim in answer.claims]
     summary = f"{verdicts.count('right')} right, {verdicts.count('open')} open, {counted(findings) or 'nothing wrong'}"
     measured = f"{count(answer.steps, 'step')} of {count(answer.world, 'rank')} in {duration_text(answer.took_s)}"

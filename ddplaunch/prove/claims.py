@@ -19,6 +19,8 @@ Vector = Sequence[float]
 
 #: Relative tolerance: rounding to bfloat16, and compression while gradients are sent, stay below it.
 ROUNDED = 1e-2
+_SWEEPS = 1000
+_TEXTS = json.loads(Path(__file__).with_name("findings.json").read_text())
 
 
 @dataclass(frozen=True)
@@ -33,18 +35,17 @@ class Claim:
 
 @dataclass(frozen=True)
 class ProofAnswer:
-    """All claims of a proof of ``world`` ranks over ``steps`` steps; ``observed`` are findings of the run itself."""
+    """All claims of a proof of ``world`` ranks over ``steps`` steps."""
 
     claims: tuple[Claim, ...]
-    observed: tuple[Finding, ...]
     world: int
     steps: int
     took_s: float
 
     @property
     def findings(self) -> list[Finding]:
-        """The findings of the run itself, then those of wrong claims."""
-        return [*self.observed, *(claim.finding for claim in self.claims if claim.finding is not None)]
+        """The findings of wrong claims."""
+        return [claim.finding for claim in self.claims if claim.finding is not None]
 
     @property
     def is_wrong(self) -> bool:
@@ -67,7 +68,7 @@ def wrong(subject: str, code: str, where: str, *, is_sure: bool = True, **values
 
     The severity is that of ``code`` in ``findings.json``; a claim that is not sure is a warning.
     """
-    texts = json.loads(Path(__file__).with_name("findings.json").read_text())[code]
+    texts = _TEXTS[code]
     what, why, fix = (texts[part].format(**values) for part in ("what", "why", "fix"))
     make = error if is_sure and texts["severity"] == "error" else warning
     return Claim(subject, "wrong", what, make(code, what, why=why, fix=fix, where=where or ()))
@@ -79,10 +80,6 @@ class Fit(NamedTuple):
     factor: float
     residual: float
 
-    def is_by(self, factor: float) -> bool:
-        """Return whether the vector is ``factor`` times the other one, but for rounding."""
-        return self.residual < ROUNDED and near(self.factor, factor)
-
 
 def near(number: float, other: float) -> bool:
     """Return whether two numbers are the same but for rounding."""
@@ -91,15 +88,31 @@ def near(number: float, other: float) -> bool:
 
 def fit(target: Vector, model: Vector) -> Fit:
     """Return ``target`` as a least-squares multiple of ``model``; the residual is infinite where none exists."""
-    if len(target) != len(model) or not (size := norm(target)):
+    if len(target) != len(model) or not norm(target):
         return Fit(0.0, math.inf)
-    factor = sum(a * b for a, b in zip(target, model, strict=True)) / (sum(b * b for b in model) or math.inf)
-    return Fit(factor, norm([a - factor * b for a, b in zip(target, model, strict=True)]) / size)
+    (factor,), residual = combined(target, [model])
+    return Fit(factor, residual)
+
+
+def combined(target: Vector, parts: Sequence[Vector]) -> tuple[list[float], float]:
+    """Return the factors by which ``parts`` add up to ``target``, and the relative size of what is left ."""
+    products = [[dot(one, other) for other in parts] for one in parts]
+    goals, factors = [dot(one, target) for one in parts], [0.0] * len(parts)
+    for _ in range(_SWEEPS if len(parts) > 1 else 1):
+        for n, row in enumerate(products):
+            factors[n] += (goals[n] - dot(row, factors)) / (row[n] or math.inf)
+    rest = [value - dot(factors, values) for value, values in zip(target, zip(*parts, strict=True), strict=True)]
+    return factors, norm(rest) / (norm(target) or math.inf)
+
+
+def dot(one: Vector, other: Vector) -> float:
+    """Return the scalar product."""
+    return sum(a * b for a, b in zip(one, other, strict=True))
 
 
 def norm(vector: Vector) -> float:
     """Return the Euclidean norm."""
-    return math.sqrt(sum(value * value for value in vector))
+    return math.sqrt(dot(vector, vector))
 
 
 def mean(vectors: Iterable[Vector]) -> list[float]:

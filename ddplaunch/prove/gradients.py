@@ -7,7 +7,9 @@ sum over backward passes. The factor shows which division was forgotten or made 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from statistics import median
 
 from ddplaunch.prove.claims import (
@@ -28,8 +30,7 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import count, listed
 from ddplaunch.watch.sharing import UNEQUAL_AFTER_STEP
 
-_STAGES = ("backward", "clip", "step")
-_SAME_BITS = 1e-6  # relative tolerance for replicas, which all ranks compute from the same gradients
+_REPLICA_TOLERANCE = 1e-6  # relative: all ranks compute their values from the same gradients
 
 #: One step as each rank recorded it, in the order of ranks.
 Step = Sequence[Event]
@@ -37,37 +38,42 @@ Step = Sequence[Event]
 
 @dataclass(frozen=True)
 class Averaged:
-    """The gradients of one step as ``factor`` times the mean over ranks of the ranks' own gradients.
+    """The gradients of one step as ``factor`` times the mean over ranks of the ranks' own gradients, None if not.
 
-    ``stage`` is the first stage at which they were that, None if they never were; ``residual`` is that of the fit.
-    ``unequal`` are the parameters whose gradients still differ between ranks when the optimizer takes them.
-    ``clipped_before`` is True if the script clipped gradients that differed between ranks.
+    ``residual`` is that of the fit. ``unequal`` are the parameters whose gradients still differ between ranks when the
+    optimizer takes them. ``clipped_before`` is True if the script clipped gradients that differed between ranks.
     """
 
-    stage: str | None
-    factor: float
+    factor: float | None
     residual: float
     unequal: tuple[str, ...]
     clipped_before: bool
 
 
 def averaged(step: Step) -> Averaged | None:
-    """Return how a step averaged its gradients; None without gradients, or if ranks hold parts of the parameters."""
-    numbers = _trained(step)
-    if not numbers or not all(event["parameters"][n]["whole"] for event in step for n in numbers):
+    """Return how a step averaged its gradients; None without gradients, or if ranks hold parts of the parameters.
+
+    Their factor is taken before they are clipped, or else when the optimizer takes them; if the script changes them by
+    another number than divisions can give, after the backward pass.
+    """
+    numbers, event = _trained(step), step[0]
+    if not numbers or not all(one["parameters"][n]["whole"] for one in step for n in numbers):
         return None
-    last = "backward" if step[0]["closure"] else "step"
-    unequal = [n for n in numbers if not equal([_sketch(event, n, last) for event in step], ROUNDED)]
-    names = tuple(step[0]["parameters"][n]["name"] for n in unequal)
-    early = [[_sketch(event, n, "clip") for event in step] for n in numbers]
+    last = "backward" if event["closure"] else "step"
+    unequal = (n for n in numbers if not equal([_sketch(one, n, last) for one in step], ROUNDED))
+    names = tuple(event["parameters"][n]["name"] for n in unequal)
+    early = [[_sketch(one, n, "clip") for one in step] for n in numbers]
     clipped_before = all(any(map(norm, one)) for one in early) and not all(equal(one, ROUNDED) for one in early)
-    for stage in _STAGES:
-        fits = [fit(_sketch(step[0], n, stage), mean(_sketch(event, n, "own") for event in step)) for n in numbers]
+    divisions = [number**power for number in (len(step), len(event["passes"]) or 1) for power in (-1, 0, 1)]
+    for stage in ("clip", "step", "backward"):
+        fits = [fit(_sketch(event, n, stage), mean(_sketch(one, n, "own") for one in step)) for n in numbers]
         usual = median(one.factor for one in fits)
-        if usual and all(one.is_by(usual) for one in fits):
-            scale = step[0]["scale"] if near(usual * step[0]["scale"], 1) else 1
-            return Averaged(stage, usual * scale, max(one.residual for one in fits), names, clipped_before)
-    return Averaged(None, 1.0, 0.0, names, clipped_before)
+        if not usual or not all(one.residual < ROUNDED and near(one.factor, usual) for one in fits):
+            continue
+        factor = min(usual, usual * event["scale"], key=lambda number: abs(math.log(abs(number))))
+        if stage == "backward" or any(near(factor, one * other) for one in divisions for other in divisions):
+            return Averaged(factor, max(one.residual for one in fits), names, clipped_before)
+    return Averaged(None, 0.0, names, clipped_before)
 
 
 def _trained(step: Step) -> list[int]:
@@ -89,20 +95,21 @@ def gradient_claims(recorded: Recorded) -> Iterator[Claim]:
     for number in sorted({step[0]["optimizer"] for step in steps}):
         mine = [step for step in steps if step[0]["optimizer"] == number]
         which = f" of {mine[0][0]['kind']} {number + 1}" if number else ""
+        yield from (rates := [*_of_settings(mine)])
         names = {tuple(one["name"] for one in event["parameters"]) for event in mine[0]}
         if len(names) > 1 or mine[0][0]["kind"] in UNEQUAL_AFTER_STEP:
             yield still_open(f"gradients{which}", "the optimizer gives ranks parts of the parameters or averages later")
             continue
         yield (claim := _of_gradients(f"gradients{which}", mine))
-        rates = list(_of_rates(mine))
-        yield from rates
+        if claim.verdict != "wrong":
+            yield from _left_over(f"losses{which}", mine)
         if claim.verdict != "wrong" and not rates:  # wrong gradients or rates make replicas differ
             yield _of_replicas(f"replicas{which}", mine)
 
 
 def _of_gradients(subject: str, steps: Sequence[Step]) -> Claim:
     """Return the one claim about the gradients of an optimizer."""
-    for claim in _not_kept(subject, steps):
+    for claim in chain(_not_kept(subject, steps), _not_trained(subject, steps[-1])):
         return claim
     found = [(step, one) for step in steps if (one := averaged(step)) is not None]
     if not found:
@@ -124,17 +131,32 @@ def _not_kept(subject: str, steps: Sequence[Step]) -> Iterator[Claim]:
     if len(stale) * 3 > len(events):
         later = count(len(stale) // len(steps[0]), "later step")
         yield wrong(subject, "gradients-not-cleared", stale[0]["line"], steps=later)
-    lost = [event for event in events if event["discarded"] and {*event["discarded"]} <= {*event["passes"]}]
+    lost = [event for event in events if event["discarded"] and {*event["discarded"]}.issuperset(event["passes"])]
     if lost and len(lost) == len(events):
-        passes = f"{len(lost[0]['discarded'])} of {len(lost[0]['discarded']) + 1} backward passes"
+        number = len(lost[0]["discarded"])
+        passes = f"{number} of {number + len(lost[0]['passes'])} backward passes"
         yield wrong(subject, "gradients-cleared-early", lost[0]["line"], lost=passes)
-    if events and all(map(_takes_nothing, events)):
-        yield wrong(subject, "gradients-cleared-early", events[0]["line"], lost="all backward passes")
 
 
-def _takes_nothing(event: Event) -> bool:
-    trained = _trained([event])
-    return bool(trained) and not any(any(_sketch(event, n, "step")) for n in trained)
+def _left_over(subject: str, steps: Sequence[Step]) -> Iterator[Claim]:
+    """Yield a claim if an optimizer takes gradients of a loss of which another one has already made its step."""
+    for step in steps:
+        lines, early = step[0]["passes"], step[0]["early"]
+        before, after = {*lines[:early]}, {*lines[early:]}
+        if before and after and not before & after:
+            yield wrong(subject, "gradients-left-over", step[0]["line"], lines=listed(sorted(before)))
+            return
+
+
+def _not_trained(subject: str, step: Step) -> Iterator[Claim]:
+    """Yield a claim if the optimizer has parameters that no model uses, while those of a model have no optimizer."""
+    event = step[0]
+    unused = [one["name"] for one in event["parameters"] if not one["called"] and not one.get("step")]
+    if unused and event["outside"]:
+        names = listed(event["outside"])
+        yield wrong(
+            subject, "parameters-not-trained", event["line"], names=names, unused=count(len(unused), "parameter")
+        )
 
 
 def _judged(subject: str, step: Step, one: Averaged) -> Iterator[Claim]:
@@ -145,28 +167,22 @@ def _judged(subject: str, step: Step, one: Averaged) -> Iterator[Claim]:
         yield wrong(subject, "gradients-not-averaged", event["line"], which=which)
     elif one.clipped_before:
         yield wrong(subject, "clipped-before-average", event["line"])
-    elif one.stage is None:
+    elif one.factor is None:
         yield still_open(subject, "the same on all ranks, but not a multiple of the mean: the script computes its own")
     else:
-        yield from _of_factor(subject, step, one.stage, one.factor)
+        yield from _of_factor(subject, step, one.factor)
 
 
-def _of_factor(subject: str, step: Step, stage: str, factor: float) -> Iterator[Claim]:
+def _of_factor(subject: str, step: Step, factor: float) -> Iterator[Claim]:
     """Yield a claim if the gradients are a wrong multiple of the mean, given what the loss was multiplied by."""
     event, passes, world = step[0], len(step[0]["passes"]), len(step)
-    trained = _trained([event])
-    last = "clip" if any("clip" in event["parameters"][n] for n in trained) else "step"
-    later = [fit(_sketch(event, n, last), _sketch(event, n, stage)) for n in trained]
-    rest = median(one.factor for one in later) * event["scale"] if all(one.residual < ROUNDED for one in later) else 1
-    is_divided = near(rest, 1 / passes)  # by the script, after accumulation; its other changes are not judged
-    rest = rest if is_divided or near(rest, world) or near(rest, 1 / world) else 1
     ratios = {round(ratio, 4) if ratio else None for ratio in event["ratios"]}
     share = ratios.pop() if len(ratios) == 1 else None
-    if share is not None and event["forwards"] == passes and len({*event["passes"]}) == 1:
-        total = factor * rest * share * passes
+    if share is not None and len(event["inputs"]) == passes and len({*event["passes"]}) == 1:
+        total = factor * share * passes
     else:
-        total = factor if is_divided else factor * rest
-    if world == 1 or near(total, 1):
+        total = 1 if near(factor, 1 / passes) else factor  # divided by the script after accumulation
+    if near(total, 1):
         return
     if near(total, 1 / world):
         yield wrong(subject, "gradients-divided-twice", event["line"], world=world)
@@ -178,20 +194,22 @@ def _of_factor(subject: str, step: Step, stage: str, factor: float) -> Iterator[
         yield wrong(subject, "gradients-not-divided", event["line"], passes=passes)
 
 
-def _of_rates(steps: Sequence[Step]) -> Iterator[Claim]:
-    """Yield a claim if ranks step at different learning rates."""
+def _of_settings(steps: Sequence[Step]) -> Iterator[Claim]:
+    """Yield a claim if the optimizers of ranks step with different numbers, as their learning rates."""
     for step in steps:
-        if len({tuple(event["rates"]) for event in step}) > 1:
-            named = listed((f"{event['rates'][0]:g} on rank {rank}" for rank, event in enumerate(step)))
-            yield wrong("rates", "numbers-differ", step[0]["line"], rates=named)
-            return
+        for groups in zip(*(event["settings"] for event in step), strict=False):
+            for name, values in ((name, [group.get(name) for group in groups]) for name in groups[0]):
+                if len({*values}) > 1:
+                    named = listed(f"{value} on rank {rank}" for rank, value in enumerate(values))
+                    yield wrong("rates", "numbers-differ", step[0]["line"], name=name, values=named)
+                    return
 
 
 def _of_replicas(subject: str, steps: Sequence[Step]) -> Claim:
     """Return the claim that all ranks have the same parameters after each step."""
-    whole = [n for n, one in enumerate(steps[0][0]["parameters"]) if one["whole"]]
     for made, step in enumerate(steps, 1):
-        apart = [n for n in whole if not equal([_sketch(event, n, "value") for event in step], _SAME_BITS)]
+        values = [[one["value"] for one in event["parameters"]] for event in step]
+        apart = [n for n, one in enumerate(zip(*values, strict=True)) if not equal(one, _REPLICA_TOLERANCE)]
         if apart:
             names = listed(step[0]["parameters"][n]["name"] for n in apart)
             return wrong(subject, "replicas-differ", step[0]["line"], step=made, names=names)

@@ -26,10 +26,6 @@ class Recorded:
         """Return the steps that all ranks made: the same step of each rank together."""
         return list(zip(*self.of("step"), strict=False))
 
-    def first(self, kind: str) -> Event:
-        """Return the first event of a kind on any rank; an empty one if there is none."""
-        return next((event for events in self.of(kind) for event in events), {})
-
 
 def read_recording(folder: Path) -> Recorded:
     """Return the recording in ``folder``; a line that a rank was still writing is left out."""

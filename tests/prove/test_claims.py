@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from ddplaunch.prove.answer import proof_json, proof_text
 from ddplaunch.prove.claims import Claim, ProofAnswer, fit, mean, right, still_open, wrong
 from ddplaunch.prove.gradients import gradient_claims
 from ddplaunch.prove.in_rank.batches import KeptBatches
-from ddplaunch.prove.in_rank.sketch import fingerprints, sketch
+from ddplaunch.prove.in_rank.sketch import checksum, fingerprints, probed, sketch
+from ddplaunch.prove.one_process import one_process_claims
 from ddplaunch.prove.recording import Recorded, read_recording
 from ddplaunch.prove.samples import sample_claims
 from ddplaunch.ui.terminal import Terminal
@@ -27,11 +28,12 @@ MEAN = mean(OWN)
 
 def step(rank: int, taken: Sequence[float], after: Sequence[float] | None = None, **changes: Any) -> dict[str, Any]:
     """Return the event of a step of one parameter, right but for ``changes``."""
-    parameter = {"name": "w", "whole": True, "own": OWN[rank], "stale": None, "value": [1.0, 2.0, 3.0]}
+    parameter = {"name": "w", "called": True, "whole": True, "own": OWN[rank], "stale": None, "value": [1.0, 2.0, 3.0]}
     parameter |= {"backward": taken if after is None else after, "step": taken}
     made = {"event": "step", "optimizer": 0, "kind": "SGD", "line": "train.py:9"}
-    made |= {"rates": [0.1], "closure": False, "scale": 1.0, "passes": ["train.py:8"], "forwards": 1}
-    made |= {"inputs": [[float(rank), 7.0]], "ratios": [1.0], "discarded": [], "parameters": [parameter]}
+    made |= {"settings": [{"lr": 0.1}], "schedules": [1], "closure": False, "scale": 1.0, "passes": ["train.py:8"]}
+    made |= {"early": 0, "inputs": [[rank, 7]], "ratios": [1.0], "weighed": False, "autocast": False}
+    made |= {"accelerate": False, "discarded": [], "outside": [], "parameters": [parameter]}
     return {**made, **changes}
 
 
@@ -54,7 +56,6 @@ def times(factor: float) -> list[float]:
         ((times(2), times(2)), "gradients-summed"),
         ((times(0.5), times(0.5)), "gradients-divided-twice"),
         (OWN, "gradients-not-averaged"),
-        (([0.0] * 3, [0.0] * 3), "gradients-cleared-early"),
     ],
 )
 def test_the_factor_of_the_mean_says_what_is_wrong(taken: Any, code: str | None) -> None:
@@ -71,13 +72,13 @@ def test_gradients_that_are_no_multiple_of_the_mean_are_open() -> None:
 def test_a_division_after_the_average_is_found_unless_it_is_that_of_accumulation() -> None:
     once = recorded(*([step(rank, times(0.5), MEAN)] for rank in (0, 1)))
     assert codes(list(gradient_claims(once))) == {"gradients-divided-twice"}
-    twice: dict[str, Any] = {"passes": ["train.py:8"] * 2, "forwards": 2, "ratios": [1.0, 1.0]}
+    twice: dict[str, Any] = {"passes": ["train.py:8"] * 2, "inputs": [[1], [2]], "ratios": [1.0, 1.0]}
     accumulated = recorded(*([step(rank, times(0.5), MEAN, **twice)] for rank in (0, 1)))
     assert codes(list(gradient_claims(accumulated))) == set()
 
 
 def test_a_loss_that_is_not_divided_by_its_passes_is_a_warning() -> None:
-    three: dict[str, Any] = {"passes": ["train.py:8"] * 3, "forwards": 3}
+    three: dict[str, Any] = {"passes": ["train.py:8"] * 3, "inputs": [[1], [2], [3]]}
     undivided = recorded(*([step(rank, MEAN, **three, ratios=[1.0] * 3)] for rank in (0, 1)))
     (finding,) = [claim.finding for claim in gradient_claims(undivided) if claim.finding]
     assert (finding.code, finding.severity) == ("gradients-not-divided", Severity.WARNING)
@@ -90,59 +91,118 @@ def test_a_loss_that_is_not_divided_by_its_passes_is_a_warning() -> None:
 def test_gradients_cleared_by_another_line_than_the_steps_own_are_meant() -> None:
     lost = recorded(*([step(rank, MEAN, discarded=["train.py:8"])] for rank in (0, 1)))
     assert codes(list(gradient_claims(lost))) == {"gradients-cleared-early"}
+    nothing = recorded(*([step(rank, MEAN, discarded=["train.py:8"], passes=[])] for rank in (0, 1)))
+    assert codes(list(gradient_claims(nothing))) == {"gradients-cleared-early"}
     meant = recorded(*([step(rank, MEAN, discarded=["train.py:30"])] for rank in (0, 1)))
     assert codes(list(gradient_claims(meant))) == set()
 
 
-def test_rates_and_replicas() -> None:
-    rates = recorded(*([step(rank, MEAN, rates=[0.1 + rank])] for rank in (0, 1)))
-    assert codes(list(gradient_claims(rates))) == {"numbers-differ"}
+@pytest.mark.parametrize("settings", [{"lr": 0.2}, {"lr": 0.1, "weight_decay": "0.1"}])
+def test_ranks_that_step_with_different_numbers(settings: dict[str, Any]) -> None:
+    steps = [step(0, MEAN, settings=[{"weight_decay": "0", "lr": 0.1}]), step(1, MEAN, settings=[settings])]
+    assert codes(list(gradient_claims(recorded(*([one] for one in steps))))) == {"numbers-differ"}
+
+
+def test_replicas_that_differ() -> None:
     events = [step(rank, MEAN) for rank in (0, 1)]
     events[1]["parameters"][0]["value"] = [1.0, 2.0, 3.001]
     assert codes(list(gradient_claims(recorded(*([event] for event in events))))) == {"replicas-differ"}
 
 
-def given(indices: list[int], number: int = 1, **changes: Any) -> dict[str, Any]:
+@pytest.mark.parametrize(("passes", "early", "code"), [("ab", 1, True), ("aa", 1, False), ("ab", 2, False)])
+def test_gradients_of_a_loss_of_which_another_optimizer_made_its_step(passes: str, early: int, code: bool) -> None:
+    steps = ([step(rank, MEAN, passes=[*passes], early=early, ratios=[None, None])] for rank in (0, 1))
+    assert codes(list(gradient_claims(recorded(*steps)))) == ({"gradients-left-over"} if code else set())
+
+
+def test_parameters_that_were_replaced_after_the_optimizer_was_made() -> None:
+    events = [step(rank, MEAN, outside=["head.weight"]) for rank in (0, 1)]
+    assert codes(list(gradient_claims(recorded(*([event] for event in events))))) == set()  # only some are trained
+    for event in events:
+        old = {"name": "old", "called": False, "whole": True, "own": None, "stale": None, "value": [1.0]}
+        event["parameters"].append(old)
+    assert codes(list(gradient_claims(recorded(*([event] for event in events))))) == {"parameters-not-trained"}
+
+
+@pytest.mark.parametrize(
+    ("own", "changes", "code"),
+    [
+        (MEAN, {}, None),
+        (times(0.5), {}, "differs-from-one-process"),
+        ([0.7 * a + 0.3 * b for a, b in zip(*OWN, strict=True)], {}, "ranks-count-alike"),
+        ([0.7 * a + 0.3 * b for a, b in zip(*OWN, strict=True)], {"weighed": True}, None),
+        (OWN[0], {}, None),  # one process got the samples of rank 0 alone
+        (MEAN, {"schedules": [2]}, "schedule-too-fast"),
+        (MEAN, {"schedules": [2], "accelerate": True}, None),
+    ],
+)
+def test_the_gradients_and_schedules_of_one_process(
+    own: list[float], changes: dict[str, Any], code: str | None
+) -> None:
+    single = step(0, own)
+    single["parameters"][0]["own"] = own
+    ranks = recorded(*([step(rank, MEAN, **changes)] for rank in (0, 1)))
+    assert codes(list(one_process_claims(ranks, recorded([single])))) == ({code} if code else set())
+
+
+def given(part: list[str], number: int = 1, **changes: Any) -> dict[str, Any]:
     """Return the event of a pass over a DataLoader of 16 samples in batches of 2."""
     made = {"event": "pass", "loader": 0, "number": number, "line": "train.py:4", "sampler": "DistributedSampler"}
-    made |= {"shuffle": True, "indices": indices[:4], "rest": indices[4:], "given": 2, "drawn": [], "samples": 16}
-    return {**made, "trains": True, "complete": True, **changes}
+    made |= {"shuffle": True, "indices": part[:4], "rest": part[4:], "given": 2, "samples": 16}
+    return {**made, "contents": {"0": 7}, "trains": True, "complete": True, **changes}
 
 
-EVEN, ODD = list(range(0, 16, 2)), list(range(1, 16, 2))
+ALL = [str(number) for number in range(16)]
+EVEN, ODD = ALL[::2], ALL[1::2]
 
 
 @pytest.mark.parametrize(
     ("parts", "changes", "expected"),
     [
-        ((EVEN, ODD), {}, set()),
-        ((list(range(16)), list(range(16))[::-1]), {"sampler": "RandomSampler"}, {"data-not-divided"}),
-        ((EVEN, [*EVEN[:6], 1, 3]), {}, {"data-not-divided"}),
-        ((EVEN, EVEN), {}, set()),  # the models get different values: each rank may have a dataset of its own
+        ((EVEN, ODD), {}, "right"),
+        ((ALL, ALL[::-1]), {"sampler": "RandomSampler"}, "data-not-divided"),
+        ((EVEN, [*EVEN[:6], "1", "3"]), {}, "data-not-divided"),
+        (([*EVEN[:4], *EVEN[:4]], [*EVEN[:4], *EVEN[:4][::-1]]), {}, "right"),  # drawn with repetition
+        ((EVEN, EVEN), {}, "data-not-divided"),
+        ((EVEN, EVEN), {"contents": None}, "open"),
     ],
 )
-def test_how_samples_are_divided(parts: Any, changes: Any, expected: set[str]) -> None:
-    steps = [[step(rank, MEAN, inputs=[[rank + n / 10 for n in range(8)]])] for rank in (0, 1)]
-    ranks = [[given(part, **changes), *events] for part, events in zip(parts, steps, strict=True)]
-    assert codes(list(sample_claims(recorded(*ranks)))) == expected
+def test_how_samples_are_divided(parts: Any, changes: Any, expected: str) -> None:
+    claim = next(iter(sample_claims(recorded(*([given(part, **changes), step(0, MEAN)] for part in parts)))))
+    assert expected == (claim.verdict if claim.finding is None else claim.finding.code)
 
 
-def test_the_same_values_on_all_ranks_are_the_same_samples() -> None:
-    inputs = [[n / 10 for n in range(8)]]
-    alike = recorded(*([given(EVEN), step(rank, MEAN, inputs=inputs)] for rank in (0, 1)))
-    assert codes(list(sample_claims(alike))) == {"data-not-divided"}
-    without_loader = recorded(*([step(rank, MEAN, inputs=inputs)] for rank in (0, 1)))
+@pytest.mark.parametrize(("shift", "expected"), [(100, "right"), (5, "wrong"), (0, "wrong")])
+def test_datasets_of_ranks_are_compared_by_what_they_contain(shift: int, expected: str) -> None:
+    datasets = [{str(n): n + first for n in range(16)} for first in (1, 1 + shift)]
+    if not shift:
+        datasets[1] = {str(n): 16 - n for n in range(16)}
+    passes = ([given(ALL, contents=one), step(0, MEAN)] for one in datasets)
+    assert next(iter(sample_claims(recorded(*passes)))).verdict == expected
+
+
+def test_the_same_inputs_on_all_ranks_are_the_same_samples() -> None:
+    without_loader = recorded(*([step(rank, MEAN, inputs=[[*range(8)]])] for rank in (0, 1)))
     assert codes(list(sample_claims(without_loader))) == {"data-not-divided"}
 
 
 def test_epochs_of_one_order_files_and_random_numbers_of_all_ranks() -> None:
-    orders = list(range(16))
-    epochs = [{**given(orders, n), "indices": orders[:8], "rest": []} for n in (1, 2)]
-    assert codes(list(sample_claims(recorded(epochs, epochs)))) == {"sampler-epoch-not-set"}
+    epochs = [{**given(ALL, n), "indices": part[:8], "rest": []} for n, part in enumerate((EVEN, EVEN), 1)]
+    others = [{**given(ALL, n), "indices": part[:8], "rest": []} for n, part in enumerate((ODD, ODD), 1)]
+    assert codes(list(sample_claims(recorded(epochs, others)))) == {"sampler-epoch-not-set"}
     file = {"event": "file", "path": "model.pt", "line": "train.py:20"}
     assert codes(list(sample_claims(recorded([file, given(EVEN)], [file, given(ODD)])))) == {"file-of-all-ranks"}
-    drawn = [given(part, drawn=[[], [11], [12]]) for part in (EVEN, ODD)]
+    drawn = [given(part, drawn=[11, 12]) for part in (EVEN, ODD)]
     assert codes(list(sample_claims(recorded(*([one] for one in drawn))))) == {"random-numbers-alike"}
+    fixed = [given(part, drawn=[11, 11]) for part in (EVEN, ODD)]
+    assert codes(list(sample_claims(recorded(*([one] for one in fixed))))) == set()
+
+
+def test_statistics_of_ranks() -> None:
+    ranks = (
+        [given(part), {"event": "statistics", "line": "", "values": [value]}] for part, value in ((EVEN, 1), (ODD, 2))
+    )
+    assert codes(list(sample_claims(recorded(*ranks)))) == {"statistics-differ"}
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (64,), (65,), (4093,), (70, 4093), (300, 4096), (0,)])
@@ -155,31 +215,44 @@ def test_a_sketch_of_a_mean_is_the_mean_of_sketches(shape: tuple[int, ...]) -> N
 
 
 def test_samples_are_told_apart() -> None:
-    values = torch.randn(4, 3)
+    values = torch.randn(4, 3).bfloat16()
     assert len({*fingerprints(["text", {"x": values}])}) == 4
     assert fingerprints(["text", torch.tensor(1.0)]) == []
+    assert checksum({"x": values, "name": ["a"]}) == checksum({"x": values.clone(), "name": ["a"]})
+    assert checksum((values, "a")) != checksum((values, "b"))
 
 
-def _batch(rank: int) -> dict[str, Any]:
-    return {"x": torch.full((2, 3), rank), "names": [f"a{rank}", f"b{rank}"]}
+def test_probes_leave_random_numbers_as_they_were() -> None:
+    class Noisy(list[int]):
+        def __getitem__(self, index: Any) -> Any:
+            return index + random.random() + torch.rand(())
+
+    before = torch.get_rng_state(), random.getstate()
+    first, again = (probed(Noisy(range(3)), [2, 1], live=live) for live in (True, False))
+    assert first["contents"] == again["contents"] and [*first["contents"]] == ["0", "1", "2"]
+    assert first["drawn"][0] != first["drawn"][1] and "drawn" not in again
+    assert torch.equal(before[0], torch.get_rng_state()) and before[1] == random.getstate()
+    assert probed(iter([1]), [0], live=True) == {}
+
+
+def _kept(folder: Path, *batches: Any) -> KeptBatches:
+    """Return what gives one process the first batch of each rank."""
+    for rank, batch in enumerate(batches):
+        KeptBatches(folder, rank, replayed=False).keep("0-1-0.pt", batch, [[rank, rank + 10]])
+    return KeptBatches(folder, 0, replayed=True)
 
 
 def test_one_process_gets_the_batches_of_all_ranks(tmp_path: Path) -> None:
-    for rank in (0, 1):
-        kept = KeptBatches(tmp_path, rank, replayed=False, seed=None)
-        kept.next(0, 1, 0, partial(_batch, rank))
-    replayed = KeptBatches(tmp_path, 0, replayed=True, seed=None)
-    batch = replayed.next(0, 1, 0, lambda: pytest.fail("it has batches of its own"))
-    assert batch["x"][:, 0].tolist() == [0, 0, 1, 1] and batch["names"] == ["a0", "b0", "a1", "b1"]
+    kept = _kept(tmp_path, *({"x": torch.full((2, 3), rank), "pad": 0} for rank in (0, 1)))
+    batch = kept.joined("0-1-0.pt", lambda _: None)
+    assert batch["x"][:, 0].tolist() == [0, 0, 1, 1] and batch["pad"] == 0
     with pytest.raises(StopIteration):
-        replayed.next(0, 1, 1, lambda: None)
+        kept.joined("0-1-1.pt", list)
 
 
-def test_batches_that_cannot_be_joined_are_refused(tmp_path: Path) -> None:
-    for rank in (0, 1):
-        KeptBatches(tmp_path, rank, replayed=False, seed=None).next(0, 1, 0, partial(torch.ones, 2, 3 + rank))
-    with pytest.raises(ValueError, match="batches of 2 ranks cannot be joined: Tensor"):
-        KeptBatches(tmp_path, 0, replayed=True, seed=None).next(0, 1, 0, lambda: None)
+@pytest.mark.parametrize("batches", [[torch.ones(2, 3), torch.ones(2, 4)], [["a"], ["b"]]])
+def test_batches_that_cannot_be_joined_are_made_again_from_their_indices(tmp_path: Path, batches: Any) -> None:
+    assert _kept(tmp_path, *batches).joined("0-1-0.pt", list) == [0, 10, 1, 11]
 
 
 def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
@@ -194,7 +267,7 @@ def test_the_answer_fits_80_columns_and_says_everything() -> None:
         still_open("one process", "its gradients cannot be compared with those of the ranks"),
         wrong("files", "file-of-all-ranks", "train.py:20", files="model.pt"),
     )
-    text = proof_text(ProofAnswer(claims, (), 2, 6, 14.2), Terminal())
+    text = proof_text(ProofAnswer(claims, 2, 6, 14.2), Terminal())
     assert max(map(len, text.splitlines())) <= 80
     assert text == (
         "right gradients: the mean over 2 ranks at 6 steps, each summed over 3 backward\n"
@@ -208,5 +281,5 @@ def test_the_answer_fits_80_columns_and_says_everything() -> None:
         "\n"
         "1 right, 1 open, 1 warning (6 steps of 2 ranks in 14 s)\n"
     )
-    answer = json.loads(json.dumps(proof_json(ProofAnswer(claims, (), 2, 6, 14.2))))
+    answer = json.loads(json.dumps(proof_json(ProofAnswer(claims, 2, 6, 14.2))))
     assert (answer["schema"], answer["wrong"], len(answer["claims"])) == (1, False, 3)

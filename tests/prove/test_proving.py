@@ -42,7 +42,7 @@ def test_the_command_proves_a_script_and_writes_nothing(tmp_path: Path) -> None:
     assert verdicts == dict.fromkeys(
         ("gradients", "replicas", "samples", "epochs", "evaluation", "files", "one process", "rates"), "right"
     )
-    assert answer["steps"] == 6 and answer["observed"] == []
+    assert answer["steps"] == 6
     assert (tmp_path / "model.pt").read_text() == "mine"
     assert sorted(path.name for path in tmp_path.iterdir()) == [".ddplaunch", "model.pt", "train.py"]
     assert not list((tmp_path / ".ddplaunch").glob("prove-*"))

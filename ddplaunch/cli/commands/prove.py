@@ -15,10 +15,10 @@ from ddplaunch.cli.trials.measured_steps import Measure
 from ddplaunch.cli.trials.trial import Change, Trial, Trials, decided
 from ddplaunch.planning.flag import Flag
 from ddplaunch.prove.answer import proof_json, proof_text
-from ddplaunch.prove.proof import Proof, with_ranks
+from ddplaunch.prove.proof import OWN, Proof
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus
-from ddplaunch.values.resolved import value_of
+from ddplaunch.values.resolved import Resolved, value_of
 
 COMMAND = Command(
     examples=(
@@ -36,7 +36,7 @@ COMMAND = Command(
 
 def prove(typed: TypedLaunch, json: bool | None, steps: int | None, in_place: bool | None) -> int:
     """Record the ranks and one process, and print the claims. The status is 1 if one is an error."""
-    words, launch = required(typed.script, "prove"), with_ranks(typed.said)
+    words, launch = required(typed.script, "prove"), {"nproc": Resolved("2", OWN), **typed.said}
     options = with_configuration(replace(typed, said=launch))
     first = decided(options, words)
     never_enough = Measure(sys.maxsize, None, value_of(options.timeout_s, 600.0))
@@ -45,8 +45,8 @@ def prove(typed: TypedLaunch, json: bool | None, steps: int | None, in_place: bo
 
         def series() -> Generator[Change, Trial, None]:
             for part in proof.parts():
-                trial = yield Change(part.name, part.ranks, part.said)
-                proof.ended(trial.ending, trial.problem, trial.observed)
+                trial = yield Change(*part)
+                proof.ended(trial.problem)
 
         if runs.run_all(series()):
             return ExitStatus.INTERRUPTED

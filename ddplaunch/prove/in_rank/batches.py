@@ -3,74 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-_MOST_BYTES = 1 << 30  # of all batches of a rank
+import torch
+from torch.utils._pytree import tree_map
 
 
 class KeptBatches:
-    """Saves batches, and rank 0's first parameters, to ``folder``; with ``replayed`` it returns what ranks saved there.
+    """Saves batches, and rank 0's first parameters, to ``folder``; if ``replayed``, one process gets what is there."""
 
-    ``seed`` is given to torch's random generators when training begins, None for no change.
-    """
-
-    def __init__(self, folder: Path, rank: int, *, replayed: bool, seed: int | None) -> None:
+    def __init__(self, folder: Path, rank: int, *, replayed: bool) -> None:
         """Write nothing yet."""
-        import torch
+        self._folder, self._rank, self.replayed = folder, rank, replayed
 
-        self._folder, self._rank, self._replayed, self._seed = folder, rank, replayed, seed
-        self._save, self._left = torch.save, _MOST_BYTES
-
-    def begin(self, tensors: list[Any]) -> None:
+    def align(self, tensors: list[Any]) -> None:
         """Save rank 0's parameters and buffers as training begins; in a replay, load them."""
-        import torch
-
         path = self._folder / "begin.pt"
         with torch.no_grad():
-            if self._replayed:
+            if self.replayed:
                 for tensor, saved in zip(tensors, torch.load(path), strict=True):
                     tensor.copy_(saved)
             elif self._rank == 0:
-                self._save([tensor.detach().cpu().clone() for tensor in tensors], path)
-        if self._seed is not None:
-            torch.manual_seed(self._seed)
+                torch.save([tensor.detach().cpu().clone() for tensor in tensors], path)
 
-    def next(self, loader: int, number: int, batch: int, fetched: Callable[[], Any]) -> Any:
-        """Return a batch, in a replay that of all ranks joined. Raises StopIteration, and in a replay ValueError."""
-        import torch
+    def keep(self, name: str, batch: Any, indices: list[Any]) -> None:
+        """Save a batch; ``indices`` has one list, of its samples, or none."""
+        torch.save((batch, *indices), self._folder / f"rank-{self._rank}-{name}")
 
-        name = f"{loader}-{number}-{batch}.pt"
-        if not self._replayed:
-            value = fetched()
-            path = self._folder / f"rank-{self._rank}-{name}"
-            if self._left > 0:
-                self._save(value, path)
-                self._left -= path.stat().st_size
-            return value
+    def joined(self, name: str, collated: Callable[[list[Any]], Any]) -> Any:
+        """Return the batches of all ranks as one; those of several lengths by ``collated``, from their indices.
+
+        Raises StopIteration if there are none, and errors of any kind if they cannot be joined.
+        """
         paths = sorted(self._folder.glob(f"rank-*-{name}"), key=lambda path: int(path.name.split("-")[1]))
         if not paths:
             raise StopIteration
-        return _joined([torch.load(path, weights_only=False) for path in paths])
+        batches, *indices = zip(*(torch.load(path, weights_only=False) for path in paths), strict=True)
+        try:
+            return tree_map(_joined, *batches)
+        except (ValueError, RuntimeError):
+            if not indices:
+                raise
+            return collated([*chain(*indices[0])])
 
 
-def _joined(parts: list[Any]) -> Any:
-    """Return one batch made of a batch of each rank. Raises ValueError if these cannot be joined."""
-    import torch
-
-    first = parts[0]
-    if isinstance(first, torch.Tensor):
-        if first.dim() and len({part.shape[1:] for part in parts}) == 1:
-            return torch.cat(parts)
-        if not first.dim() and all(bool(part == first) for part in parts):
-            return first
-    elif hasattr(first, "keys"):
-        joined = {key: _joined([part[key] for part in parts]) for key in first.keys()}  # noqa: SIM118 - not only dicts
-        return type(first)(joined)
-    elif isinstance(first, list | tuple) and first and hasattr(first[0], "__len__") and not isinstance(first[0], str):
-        return type(first)(_joined(list(values)) for values in zip(*parts, strict=True))
-    elif isinstance(first, list | tuple):
-        return type(first)(value for part in parts for value in part)
-    elif all(part == first for part in parts):
-        return first
-    raise ValueError(f"batches of {len(parts)} ranks cannot be joined: {type(first).__name__}")
+def _joined(*parts: Any) -> Any:
+    """Return one value made of that of each rank. Raises ValueError, or RuntimeError for tensors of other lengths."""
+    if isinstance(parts[0], torch.Tensor) and parts[0].dim():
+        return torch.cat(parts)
+    if any(bool(part != parts[0]) for part in parts):
+        raise ValueError(f"values of ranks cannot be joined: {type(parts[0]).__name__}")
+    return parts[0]

@@ -13,48 +13,50 @@ from __future__ import annotations
 import dis
 import json
 import os
-import random
 import sys
 import time
-import zlib
-from collections.abc import Callable, MutableMapping
+from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
-from functools import wraps
-from itertools import islice
+from functools import partial, wraps
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.prove.in_rank.batches import KeptBatches
-from ddplaunch.prove.in_rank.sketch import fingerprints, sketch
+import torch
+import torch.distributed as dist
+from torch.utils.data import dataloader
 
-#: The environment variable that asks for a recording; its value is JSON, see ``begin``.
-VARIABLE = "DDPLAUNCH_PROVE"
+from ddplaunch.prove.in_rank import RANKS
+from ddplaunch.prove.in_rank.batches import KeptBatches
+from ddplaunch.prove.in_rank.sketch import fingerprints, probed, sketch
+
+Hook = Callable[..., Any]
+
 _EVALUATED = 4  # batches after which a pass without training is ended
-_MOST_INDICES = 100_000
+_MOST_BATCHES = 20_000
 _PATIENCE_S = 20.0
 _LOSSES = (
     *("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss"),
     *("binary_cross_entropy", "binary_cross_entropy_with_logits"),
 )
-_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
-_REDUCING = (
-    "all_reduce",
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "gather",
-    "gather_object",
-    "reduce",
-)
+_COMBINING = ("all_reduce", "all_gather", "gather", "reduce")  # how names of collectives begin that combine results
 
 
 class _Parameter:
-    """A parameter of an optimizer: the rank's own gradients, and sketches of ``.grad`` since the last step."""
+    """A parameter of an optimizer, and sketches since the last step: the rank's own gradients, and ``.grad``."""
 
-    def __init__(self, tensor: Any, number: int) -> None:
-        self.tensor, self.number = tensor, number
+    def __init__(self, tensor: Any) -> None:
+        self.tensor, self.whole = tensor, type(tensor.detach()).__name__ == "Tensor"  # else it is a DTensor
         self.own: list[tuple[int, list[float]]] = []  # of each backward pass since the gradient was cleared
+        self.lost: list[int] = []  # backward passes whose gradients were cleared
         self.seen: dict[str, list[float]] = {}
+
+    def look(self) -> None:
+        """Notice a gradient that was cleared."""
+        if not _filled(self.tensor.grad):
+            self.lost += [number for number, _ in self.own]
+            self.own.clear()
 
     def note(self, when: str) -> None:
         """Take a sketch of the gradient."""
@@ -67,47 +69,35 @@ class _Parameter:
         return [sum(values) for values in zip(*parts, strict=True)] if parts else None
 
 
-class _Optimizer:
-    """An optimizer. ``since`` is the first backward pass for its next step, ``discarded`` are lines of cleared ones."""
-
-    def __init__(self, optimizer: Any) -> None:
-        self.optimizer = optimizer
-        self.steps = self.since = 0
-        self.discarded: list[str] = []
-
-    def parameters(self) -> list[Any]:
-        """Return the tensors that it trains."""
-        return [one for group in self.optimizer.param_groups for one in group["params"] if one.requires_grad]
-
-
 class Recorder:
     """One rank's recording."""
 
-    def __init__(self, folder: Path, rank: int, world: int, most_steps: int, batches: KeptBatches) -> None:
+    def __init__(self, folder: Path, rank: int, world: int, most_steps: int) -> None:
         """Write to ``folder`` until ``most_steps`` steps of the first optimizer are made."""
-        self._folder, self._rank, self._world, self._most_steps = folder, rank, world, most_steps
-        self._batches = batches
-        self._file = (folder / f"rank-{rank}.jsonl").open("w")
+        self._folder, self._world, self._most_steps, self._owner = folder, world, most_steps, os.getpid()
+        self._batches = KeptBatches(folder.parent / RANKS, rank, replayed=folder.name != RANKS)
+        self._file = (folder / f"rank-{rank}.jsonl").open("w", buffering=1)
         self._here = f"{Path.cwd()}{os.sep}"
-        self._owner = os.getpid()
-        self._optimizers: list[_Optimizer] = []
+        self._made = 0  # steps of the first optimizer
+        self._since: dict[Any, int] = {}  # the first backward pass for the next step of each optimizer
         self._parameters: dict[int, _Parameter] = {}
-        self._names: dict[int, str] = {}
+        self._named: dict[int, tuple[str, Any]] = {}  # the parameters of modules that were called
+        self._called: dict[int, Any] = {}  # modules
+        self._schedules: dict[int, Any] = {}
         self._passes: list[str] = []  # the line of each backward pass
-        self._forwards, self._fresh, self._begun = 0, True, False
-        self._inputs: list[list[float]] = []
+        self._fresh, self._weighed = True, False
+        self._autocast: bool | None = None  # None before training begins
+        self._inputs: list[list[int]] = []
         self._loss: list[float] = []
         self._ratios: list[float | None] = []
         self._scalers: list[Any] = []
-        self._loaders = 0
-        self._written: set[str] = set()
+        self._loaders: Counter[Any] = Counter()  # passes over each DataLoader
         self._open: dict[int, dict[str, Any]] = {}  # passes over DataLoaders that are not over
 
     def write(self, event: str, **fields: Any) -> None:
         """Write one line."""
         if os.getpid() == self._owner:
             self._file.write(json.dumps({"event": event, **fields}) + "\n")
-            self._file.flush()
 
     def line(self) -> str:
         """Return the line of the script, or of its own packages, that is being executed; "" if there is none."""
@@ -124,38 +114,30 @@ class Recorder:
 
     def added(self, optimizer: Any) -> None:
         """Note a new optimizer."""
-        if all(known.optimizer is not optimizer for known in self._optimizers):
-            self._optimizers.append(_Optimizer(optimizer))
+        self._since.setdefault(optimizer, 0)
 
-    def before_backward(self, roots: Any) -> None:
-        """Hook new parameters, note which gradients were cleared, and by what the script multiplied the loss."""
-        for known in self._optimizers:
-            for tensor in known.parameters():
-                if id(tensor) not in self._parameters:
-                    self._hook(tensor)
-        cleared = [one for one in self._parameters.values() if one.own and not _filled(one.tensor.grad)]
-        for known in self._optimizers:
-            mine = {id(tensor) for tensor in known.parameters()}
-            lost = {n for one in cleared if id(one.tensor) in mine for n, _ in one.own if n >= known.since}
-            known.discarded += [self._passes[number] for number in sorted(lost)]
-        for one in cleared:
-            one.own.clear()
-        root = roots if not isinstance(roots, list | tuple) else roots[0] if len(roots) == 1 else None
-        value = float(root.detach()) if root is not None and root.numel() == 1 else 0.0
-        scale = self._scale()
-        self._ratios.append(value / scale / self._loss[0] if len(self._loss) == 1 and self._loss[0] else None)
-        self._loss, self._fresh = [], True
-        self._passes.append(self.line())
+    def _trained(self, optimizer: Any) -> list[_Parameter]:
+        """Return the parameters of an optimizer; each has a hook that notes the rank's own gradients."""
+        tensors = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+        for tensor in tensors:
+            if id(tensor) not in self._parameters:
+                self._parameters[id(tensor)] = one = _Parameter(tensor)
+                if one.whole:
+                    tensor.register_hook(partial(self._came, one))
+        return [self._parameters[id(tensor)] for tensor in tensors]
 
-    def _hook(self, tensor: Any) -> None:
-        one = self._parameters[id(tensor)] = _Parameter(tensor, len(self._parameters))
-        if type(tensor.detach()).__name__ != "Tensor":
-            return  # a DTensor: a part of a parameter
-
-        def came(gradient: Any) -> None:
+    def _came(self, one: _Parameter, gradient: Any) -> None:
+        if _filled(gradient):
             one.own.append((len(self._passes) - 1, sketch(gradient)))
 
-        tensor.register_hook(came)
+    def before_backward(self, args: Any, more: Any) -> None:
+        """Hook new parameters, note which gradients were cleared, and by what the script multiplied the loss."""
+        for one in chain(*map(self._trained, self._since)):
+            one.look()
+        is_one = getattr(args[0], "shape", None) == () and len(self._loss) == 1 and self._loss[0]
+        self._ratios.append(float(args[0].detach()) / self._scale() / self._loss[0] if is_one else None)
+        self._loss, self._fresh = [], True
+        self._passes.append(self.line())
 
     def after(self, when: str) -> None:
         """Take sketches of the gradients: after a "backward" pass, or before they are clipped."""
@@ -165,66 +147,74 @@ class Recorder:
 
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Take sketches of what the optimizer takes."""
-        mine = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
-        for key, one in self._parameters.items():
-            if key in mine:
-                one.note("step")
+        for one in self._trained(optimizer):
+            one.note("step")
+            one.look()
 
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Write everything about this step; end the script after the last one."""
         self.added(optimizer)
-        number = [known.optimizer for known in self._optimizers].index(optimizer)
-        known = self._optimizers[number]
-        closure = any(map(callable, args[1:])) or kwargs.get("closure") is not None
-        since = known.since
-        held = [self._parameters[id(one)].own for one in known.parameters() if id(one) in self._parameters]
-        passes = sorted({index for own in held for index, _ in own if index >= since})
+        since, groups, mine = self._since[optimizer], optimizer.param_groups, self._trained(optimizer)
+        others = max((made for other, made in self._since.items() if other is not optimizer), default=0)
+        closure = any(map(callable, (*args[1:], kwargs.get("closure"))))
+        passes = sorted({number for one in mine for number, _ in one.own if number >= since})
+        lost = {number for one in mine for number in one.lost if number >= since}.difference(passes)
+        schedules = [one for one in self._schedules.values() if one.optimizer is optimizer]
+        settings = [
+            {name: float(value) if name == "lr" else str(value) for name, value in group.items() if name != "params"}
+            for group in groups
+        ]
         self.write(
             "step",
-            optimizer=number,
+            optimizer=[*self._since].index(optimizer),
             kind=type(optimizer).__name__,
             line=self.line(),
-            rates=[float(group["lr"]) for group in optimizer.param_groups if "lr" in group],
+            settings=[*settings, *({"metric": f"{one.best:.4g}"} for one in schedules if hasattr(one, "best"))],
+            schedules=[one.last_epoch for one in schedules],
             closure=closure,
             scale=self._scale(),
-            passes=[self._passes[index] for index in passes],
-            forwards=self._forwards,
+            passes=[self._passes[number] for number in passes],
+            early=sum(number < others for number in passes),
             inputs=self._inputs,
-            ratios=[self._ratios[index] for index in passes],
-            discarded=[] if closure else known.discarded,
-            parameters=[self._parameter(tensor, since, closure) for tensor in known.parameters()],
+            ratios=[self._ratios[number] for number in passes],
+            weighed=self._weighed,
+            discarded=[] if closure else [self._passes[number] for number in sorted(lost)],
+            outside=[
+                name for key, (name, one) in self._named.items() if key not in self._parameters and _filled(one.grad)
+            ],
+            parameters=[self._parameter(one, since, closure) for one in mine],
+            autocast=self._autocast,
+            accelerate="accelerate.scheduler" in sys.modules,
         )
-        known.steps, known.since, known.discarded = known.steps + 1, len(self._passes), []
-        self._forwards, self._inputs = 0, []
-        if self._steps() >= self._most_steps:
+        self._made += optimizer is next(iter(self._since))
+        self._since[optimizer], self._inputs = len(self._passes), []
+        if self._made >= self._most_steps:
             self._end()
 
-    def _parameter(self, tensor: Any, since: int, closure: bool) -> dict[str, Any]:
-        one = self._parameters.get(id(tensor)) or _Parameter(tensor, -1)
-        seen, one.seen = {name: value for name, value in one.seen.items() if not (closure and name == "step")}, {}
-        sums = {
+    def _parameter(self, one: _Parameter, since: int, closure: bool) -> dict[str, Any]:
+        name, _ = self._named.get(id(one.tensor), (None, None))
+        seen, one.seen, one.lost = one.seen, {}, []
+        if closure:
+            seen.pop("step", None)
+        return {
+            "name": name or f"a parameter of shape {tuple(one.tensor.shape)}",
+            "called": name is not None,
+            "whole": one.whole,
+            "value": sketch(one.tensor) if one.whole else [],
+            **seen,
             "own": one.summed(range(since, len(self._passes))),
             "stale": one.summed(range(since)),
         }
-        whole = type(tensor.detach()).__name__ == "Tensor"
-        return {
-            "name": self._names.get(id(tensor)) or f"parameter {one.number} {tuple(tensor.shape)}",
-            "whole": whole,
-            "value": sketch(tensor) if whole else None,
-            **seen,
-            **sums,
-        }
 
     def _scale(self) -> float:
-        scales = [float(one.get_scale()) for one in self._scalers if one.is_enabled()]
-        return scales[0] if scales else 1.0
+        return next((float(one.get_scale()) for one in self._scalers if one.is_enabled()), 1.0)
 
     def _end(self) -> None:
         """End the script once all ranks are here: others may still need this one in a collective. Wait 20 s at most."""
         for one in list(self._open.values()):
             self._over(one, whole=False)
         self.write("end")
-        (self._folder / f"rank-{self._rank}.over").touch()
+        Path(self._file.name).with_suffix(".over").touch()
         end_s = time.monotonic() + _PATIENCE_S
         while len(list(self._folder.glob("*.over"))) < self._world and time.monotonic() < end_s:
             time.sleep(0.02)
@@ -233,46 +223,48 @@ class Recorder:
 
     # Models
 
-    def forward(self, module: Any, args: Any, kwargs: Any) -> None:
+    def forward(self, args: Any, more: Any) -> None:
         """Note the inputs of the first call after each backward pass, and how the model is as training begins."""
-        import torch
-
-        if not (self._fresh and module.training and torch.is_grad_enabled() and self._optimizers):
+        module, *inputs = args
+        if id(module) not in self._called:
+            self._called[id(module)] = module
+            for name, one in module.named_parameters():
+                self._named.setdefault(id(one), (name.removeprefix("module."), one))
+        if not self._since:
             return
-        self._fresh, self._loss = False, []
-        if not self._begun:
-            self._begun = True
-            self._names = {id(one): name.removeprefix("module.") for name, one in module.named_parameters()}
-            kinds = {type(part).__name__ for part in module.modules()}
-            self.write(
-                "begin",
-                batch_norm=any(kind.startswith("BatchNorm") for kind in kinds),
-                autocast=any(map(torch.is_autocast_enabled, ("cpu", "cuda"))),
-            )
-            trained = [tensor for known in self._optimizers for tensor in known.parameters()]
-            self._batches.begin([*trained, *module.buffers()])
-        self._forwards += 1
-        self._inputs.append(fingerprints([*args, *kwargs.values()]))
+        if not module.training:
+            self._evaluated(module)
+        elif self._fresh and torch.is_grad_enabled():
+            self._fresh, self._loss = False, []
+            if self._autocast is None:
+                self._autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+                trained = [one.tensor for one in chain(*map(self._trained, self._since))]
+                self._batches.align([*trained, *module.buffers()])
+            self._inputs.append(fingerprints([*inputs, *more.values()]))
+
+    def _evaluated(self, module: Any) -> None:
+        """Note statistics of a BatchNorm that nothing makes the same on all ranks."""
+        own = getattr(module, "running_mean", None) is not None
+        if own and not any(getattr(one, "broadcast_buffers", False) for one in self._called.values()):
+            self.write("statistics", line=self.line(), values=sketch(module.running_mean) + sketch(module.running_var))
 
     # Samples
 
     def iterates(self, iterator: Any, loader: Any) -> None:
         """Begin a pass over a DataLoader."""
-        if not hasattr(loader, "_ddplaunch_number"):
-            loader._ddplaunch_number, self._loaders, loader._ddplaunch_passes = self._loaders, self._loaders + 1, 0
-        loader._ddplaunch_passes += 1
+        self._loaders[loader] += 1
         sampler = getattr(iterator._index_sampler, "sampler", iterator._index_sampler)
         self._open[id(iterator)] = one = {
             "iterator": iterator,
-            "loader": loader._ddplaunch_number,
-            "number": loader._ddplaunch_passes,
+            "loader": [*self._loaders].index(loader),
+            "number": self._loaders[loader],
             "line": self.line(),
             "sampler": type(sampler).__name__,
-            "shuffle": bool(getattr(sampler, "shuffle", type(sampler).__name__ == "RandomSampler")),
+            "shuffle": bool(getattr(sampler, "shuffle", True)),
             "indices": [],
             "given": 0,
-            "began": (len(self._passes), self._steps()),
-            "drawn": [],
+            "began": (len(self._passes), self._made),
+            "probed": loader.worker_init_fn is None,
         }
         with suppress(TypeError):  # there are datasets without a length
             one["samples"] = len(iterator._dataset)
@@ -281,7 +273,7 @@ class Recorder:
         """Return the indices that a DataLoader loads next, and note them."""
         index = original(iterator)
         if (one := self._open.get(id(iterator))) is not None:
-            one["indices"].append(list(index) if isinstance(index, list | tuple) else [index])
+            one["indices"].append(_indices(index))
         return index
 
     def fetch(self, iterator: Any, fetched: Callable[[], Any]) -> Any:
@@ -291,24 +283,23 @@ class Recorder:
             return fetched()
         passes, steps = one["began"]
         trains = len(self._passes) > passes
-        enough = self._steps() - steps >= (self._most_steps + 1) // 2 if trains else one["given"] >= _EVALUATED
+        enough = self._made - steps >= (self._most_steps + 1) // 2 if trains else one["given"] >= _EVALUATED
         if enough and self._may_end():
             self._over(one, whole=True)
             raise StopIteration
-        before = _random_states()
+        name = f"{one['loader']}-{one['number']}-{one['given']}.pt"
         try:
-            batch = self._batches.next(one["loader"], one["number"], one["given"], fetched)
+            if self._batches.replayed:
+                dataset = iterator._dataset
+                batch = self._batches.joined(name, lambda all: iterator._collate_fn([dataset[one] for one in all]))
+            else:
+                batch = fetched()
+                self._batches.keep(name, batch, one["indices"][one["given"] : one["given"] + 1])
         except StopIteration:
             self._over(one, whole=True)
             raise
-        changed = [old for old, new in zip(before, _random_states(), strict=True) if old != new]
-        one["drawn"].append(changed[:1] if one["given"] else [])  # the first batch also begins the sampler
         one["given"] += 1
         return batch
-
-    def _steps(self) -> int:
-        """Return how many steps the first optimizer has made."""
-        return self._optimizers[0].steps if self._optimizers else 0
 
     def _may_end(self) -> bool:
         """Return whether the script expects the end of a DataLoader here: not at a `next()` of its own."""
@@ -320,143 +311,102 @@ class Recorder:
         """Write a pass over a DataLoader that has ended; if ``whole``, with the indices that its sampler has left."""
         iterator = one.pop("iterator")
         self._open.pop(id(iterator), None)
-        seen = [index for batch in one["indices"][: one["given"]] for index in batch]
-        rest = [index for batch in one["indices"][one["given"] :] for index in batch]
+        trains = len(self._passes) > one["began"][0]
+        seen, rest = one["indices"][: one["given"]], one["indices"][one["given"] :]
         if whole:
             with suppress(Exception):  # a sampler of the script's own may not be asked twice
-                for batch in islice(iterator._sampler_iter, _MOST_INDICES):
-                    rest += batch if isinstance(batch, list | tuple) else [batch]
-        fields = {**one, "indices": seen, "rest": rest, "trains": len(self._passes) > one["began"][0]}
-        plain = all(isinstance(index, int) for index in (*seen, *rest)) and len(rest) < _MOST_INDICES
-        self.write("pass", **(fields if plain else {**fields, "indices": [], "rest": []}), complete=whole and plain)
+                rest += map(_indices, islice(iterator._sampler_iter, _MOST_BATCHES))
+        one["indices"], one["rest"] = [
+            [str(index) for index in chain(*part) if index is not None] for part in (seen, rest)
+        ]
+        if trains and one["number"] == 1 and not self._batches.replayed:
+            one |= probed(iterator._dataset, [*chain(*seen, *rest)], live=one["probed"])
+        self.write("pass", **one, trains=trains, complete=whole and len(rest) < _MOST_BATCHES)
 
     # What else ranks do
 
-    def called(self, name: str) -> None:
-        """Note a call of a collective that can combine results of ranks."""
-        self.write("call", name=name)
-
     def opened(self, path: Any, mode: Any) -> None:
         """Note a file that is opened to be written."""
-        if not isinstance(path, str) or not set(str(mode)) & set("wxa") or path.startswith(("/dev/", "/proc/")):
+        if not isinstance(path, str) or not set(str(mode)) & set("wxa") or path.startswith("/dev/"):
             return
         name = os.path.abspath(path)  # noqa: PTH100 - as open() sees it
-        if name not in self._written and not name.startswith(str(self._folder)) and (line := self.line()):
-            self._written.add(name)
+        if not name.startswith(str(self._folder)) and (line := self.line()):
             self.write("file", path=name.removeprefix(self._here), line=line)
 
     # Hooks
 
     def install(self) -> None:
         """Replace functions of torch by ones that report to this recorder, or that leave dropout out."""
-        import torch
-        import torch.distributed as dist
-        from torch.utils.data import dataloader
-
         optim: Any = sys.modules["torch.optim.optimizer"]  # torch.optim does not keep the name
         optim.register_optimizer_step_pre_hook(self.before_step)
         optim.register_optimizer_step_post_hook(self.after_step)
-        _around(torch.nn.Module, "__call__", before=lambda module, *args, **more: self.forward(module, args, more))
-        _around(optim.Optimizer, "add_param_group", after=lambda one, *_, **__: self.added(one))
-        _around(
-            torch.autograd,
-            "backward",
-            before=lambda roots, *_, **__: self.before_backward(roots),
-            after=lambda *_, **__: self.after("backward"),
-        )
+        _around(torch.nn.Module, "__call__", self.forward)
+        _around(optim.Optimizer, "add_param_group", lambda args, _: self.added(args[0]))
+        _around(torch.autograd, "backward", self.before_backward, lambda *_: self.after("backward"))
         for name in ("clip_grad_norm_", "clip_grad_value_"):
-            for place in (torch.nn.utils, torch.nn.utils.clip_grad):
-                _around(place, name, before=lambda *_, **__: self.after("clip"))
-        for place in (dist, dist.distributed_c10d):
-            for name in _REDUCING:
-                _around(place, name, before=lambda *_, name=name, **__: self.called(name))
+            _around(torch.nn.utils, name, lambda *_: self.after("clip"))
+        for name in dir(dist):
+            if name.startswith(_COMBINING):
+                _around(dist, name, lambda *_: self.write("call"))
+        for kind in vars(torch.optim.lr_scheduler).values():
+            if isinstance(kind, type) and "step" in vars(kind) and kind is not optim.Optimizer:
+                _around(kind, "step", lambda args, _: self._schedules.setdefault(id(args[0]), args[0]))
         for name in _LOSSES:
-            _replace(torch.nn.functional, name, self._noting_loss)
-        for name in _DROPOUTS:
-            _replace(torch.nn.functional, name, lambda _: lambda input, *_, **__: input)
-        _replace(torch.nn.functional, "scaled_dot_product_attention", _without_dropout)
-        _around(torch.amp.GradScaler, "__init__", after=lambda scaler, *_, **__: self._scalers.append(scaler))
-        base = dataloader._BaseDataLoaderIter
-        _around(base, "__init__", after=lambda iterator, loader: self.iterates(iterator, loader))
-        _replace(base, "_next_index", lambda original: lambda iterator: self.indexed(iterator, original))
+            _around(torch.nn.functional, name, after=self.lost)
+        for name in dir(torch.nn.functional):
+            if "dropout" in name:
+                _replace(torch.nn.functional, name, lambda _: lambda input, *_, **__: input)
         _replace(
-            base,
-            "__next__",
-            lambda original: lambda iterator: self.fetch(iterator, lambda: original(iterator)),
+            torch.nn.functional,
+            "scaled_dot_product_attention",
+            lambda original: (
+                lambda query, key, value, attn_mask=None, dropout_p=0.0, *args, **more: original(
+                    query, key, value, attn_mask, 0.0, *args, **more
+                )
+            ),
         )
-        _around(torch, "save", before=lambda _, path, *__, **___: self.opened(str(path), "w"))
+        _around(torch.amp.GradScaler, "__init__", lambda args, _: self._scalers.append(args[0]))
+        base = dataloader._BaseDataLoaderIter
+        _around(base, "__init__", after=lambda args, *_: self.iterates(*args))
+        _replace(base, "_next_index", lambda original: lambda iterator: self.indexed(iterator, original))
+        _replace(base, "__next__", lambda original: lambda iterator: self.fetch(iterator, lambda: original(iterator)))
+        _around(torch, "save", lambda args, more: self.opened(str([*args, *more.values()][1]), "w"))
         sys.addaudithook(lambda event, args: self.opened(*args[:2]) if event == "open" else None)
 
-    def _noting_loss(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def noting(*args: Any, **more: Any) -> Any:
-            loss = original(*args, **more)
-            if getattr(loss, "requires_grad", False):
-                mean = more.get("reduction", "mean") == "mean" and loss.numel() == 1
-                self._loss.append(float(loss.detach()) if mean else 0.0)
-            return loss
-
-        return noting
+    def lost(self, args: Any, more: Any, loss: Any) -> None:
+        """Note the value of a loss that is a mean."""
+        if getattr(loss, "requires_grad", False):
+            mean = more.get("reduction", "mean") == "mean" and loss.numel() == 1
+            self._weighed |= more.get("weight") is not None or len(args) > 2
+            self._loss.append(float(loss.detach()) if mean else 0.0)
 
 
 def _filled(gradient: Any) -> bool:
     return gradient is not None and bool(gradient.detach().any())
 
 
-def _random_states() -> list[int]:
-    """Return a checksum of the state of each random generator that a dataset may use."""
-    import torch
-
-    states = [bytes(torch.random.get_rng_state().tolist()), repr(random.getstate()).encode()]
-    if (numpy := sys.modules.get("numpy.random")) is not None:
-        states.append(repr(numpy.get_state()[1:3]).encode())
-    return [zlib.crc32(state) for state in states]
-
-
-def _without_dropout(original: Callable[..., Any]) -> Callable[..., Any]:
-    def attention(*args: Any, **more: Any) -> Any:
-        if len(args) > 4:  # query, key, value, mask, dropout, …
-            return original(*args[:4], 0.0, *args[5:], **more)
-        return original(*args, **{**more, "dropout_p": 0.0})
-
-    return attention
+def _indices(batch: Any) -> list[Any]:
+    return list(batch) if isinstance(batch, list | tuple) else [batch]
 
 
 def _replace(owner: Any, name: str, change: Callable[[Any], Any]) -> None:
     """Replace ``owner.name``, if there is one, by ``change(original)``."""
-    original = getattr(owner, name, None)
-    if original is not None:
+    if callable(original := getattr(owner, name, None)):
         setattr(owner, name, wraps(original)(change(original)))
 
 
-def _around(
-    owner: Any, name: str, *, before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None
-) -> None:
-    """Have ``before`` and ``after`` called with the arguments of each call of ``owner.name``."""
+def _around(owner: Any, name: str, before: Hook | None = None, after: Hook | None = None) -> None:
+    """Have hooks called with the arguments of each call of ``owner.name``, and ``after`` with its result too."""
 
     def change(original: Any) -> Any:
         def call(*args: Any, **more: Any) -> Any:
-            if before is not None:
-                before(*args, **more)
+            if before:
+                before(args, more)
             result = original(*args, **more)
-            if after is not None:
-                after(*args, **more)
+            if after:
+                after(args, more, result)
             return result
 
         return call
 
     _replace(owner, name, change)
-
-
-def begin(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Start recording this process if ``VARIABLE`` asks for it.
-
-    Its JSON has the ``folder`` of the proof, the ``name`` of this trial, that of the trial whose ``batches`` are used,
-    the number of ``steps``, and a ``seed`` or null.
-    """
-    if VARIABLE not in environ or "TORCHELASTIC_RUN_ID" not in environ:  # torchrun itself lacks the latter
-        return
-    wanted = json.loads(environ.pop(VARIABLE))
-    folder, rank = Path(wanted["folder"]), int(environ["RANK"])
-    own, seed = folder / wanted["name"], wanted.get("seed")
-    batches = KeptBatches(folder / wanted["batches"], rank, replayed=wanted["name"] != wanted["batches"], seed=seed)
-    Recorder(own, rank, int(environ["WORLD_SIZE"]), wanted["steps"], batches).install()

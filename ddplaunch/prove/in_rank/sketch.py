@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import random
+import sys
+import time
+import zlib
+from contextlib import suppress
 from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
 
 _BUCKETS = 64
 _PERIOD = 4093  # prime, so that it hardly ever divides a dimension of a tensor
-_signs: list[float] = []
+_SIGNS = random.Random(0).choices((-1.0, 1.0), k=_PERIOD)
+_PROBED, _PROBED_S = 8, 1.0
 
 
 def sketch(tensor: Any) -> list[float]:
@@ -16,38 +24,62 @@ def sketch(tensor: Any) -> list[float]:
     The result is linear: a mean of sketches is the sketch of the mean. Sums are taken in float64.
     https://en.wikipedia.org/wiki/Count_sketch
     """
-    import torch
-
-    if not _signs:
-        _signs.extend(random.Random(0).choices((-1.0, 1.0), k=_PERIOD))
+    pad = torch.nn.functional.pad
     with torch.no_grad():
         values = (tensor.to_dense() if tensor.layout is not torch.strided else tensor).detach().reshape(-1)
-        length = min(_PERIOD, values.numel())
-        rows = torch.nn.functional.pad(values, (0, -values.numel() % length if length else 0)).view(-1, length or 1)
-        sums = rows.sum(0, dtype=torch.float64).cpu() * torch.tensor(_signs[:length], dtype=torch.float64)
+        length = min(_PERIOD, values.numel()) or 1
+        rows = pad(values, (0, -values.numel() % length)).view(-1, length)
+        sums = rows.sum(0, dtype=torch.float64).cpu() * torch.tensor(_SIGNS[:length], dtype=torch.float64)
         buckets = min(_BUCKETS, length)
-        padded = torch.nn.functional.pad(sums, (0, -length % buckets if buckets else 0))
-        result: list[float] = padded.view(-1, buckets or 1).sum(0).tolist()
+        result: list[float] = pad(sums, (0, -length % buckets)).view(-1, buckets).sum(0).tolist()
     return result
 
 
-def fingerprints(values: Any) -> list[float]:
-    """Return a number for each sample of the first tensor in ``values``; none if no tensor has a batch dimension."""
-    import torch
-
-    for tensor in leaves(values):
-        if tensor.dim() and tensor.numel() and tensor.layout is torch.strided:
-            rows = tensor.detach().reshape(len(tensor), -1).double().cpu()
-            weights = torch.cos(torch.arange(1, rows.shape[1] + 1, dtype=torch.float64))
-            return [float(f"{number:.9g}") for number in (rows * weights).sum(1).tolist()]
-    return []
+def fingerprints(values: Any) -> list[int]:
+    """Return a checksum of each sample in the first tensor of ``values``; none if no tensor has a batch dimension."""
+    batches = (value for value in tree_leaves(values) if hasattr(value, "detach") and value.dim() and value.numel())
+    return [checksum(row.cpu()) for row in next(batches, ())]
 
 
-def leaves(values: Any) -> list[Any]:
-    """Return the tensors in nested containers."""
-    import torch
+def checksum(sample: Any) -> int:
+    """Return a checksum of a sample, which may be nested."""
+    result = 0
+    for leaf in tree_leaves(sample):
+        if hasattr(leaf, "detach"):
+            leaf = leaf.detach().double().numpy()  # numpy has no bfloat16
+        result = zlib.crc32(leaf.tobytes() if hasattr(leaf, "tobytes") else repr(leaf).encode(), result)
+    return result
 
-    if isinstance(values, torch.Tensor):
-        return [values]
-    parts = values.values() if hasattr(values, "values") else values if isinstance(values, list | tuple) else ()
-    return [leaf for part in parts for leaf in leaves(part)]
+
+def probed(dataset: Any, indices: list[Any], *, live: bool) -> dict[str, Any]:
+    """Return what samples of ``dataset`` contain; nothing if it has no indices. Takes a second of CPU time at most.
+
+    ``contents`` maps indices to checksums; before each sample all random generators get the same seed, so that ranks
+    get the same contents for a sample that they augment. It is left out if the sample is random even so. With ``live``,
+    ``drawn`` has two checksums of the first sample as random generators are now: the same on two ranks if these
+    augment alike.
+    """
+    owners: list[Any] = [(torch.get_rng_state, torch.set_rng_state, torch.manual_seed)]
+    owners += [(random.getstate, random.setstate, random.seed)]
+    if (numpy := sys.modules.get("numpy.random")) is not None:
+        owners += [(numpy.get_state, numpy.set_state, numpy.seed)]
+
+    def content(index: Any) -> int:
+        for _, _, seeded in owners:
+            seeded(0)
+        return checksum(dataset[index])
+
+    found: dict[str, Any] = {}
+    states = [read() for read, _, _ in owners]
+    with suppress(Exception):  # whatever the dataset of a script raises, training goes on
+        if live:
+            found["drawn"] = [checksum(dataset[0]), checksum(dataset[0])]
+        if content(0) == content(0):
+            end_s = time.process_time() + _PROBED_S
+            found["contents"] = {}
+            for index in [*range(min(_PROBED, len(dataset))), *indices[:2_000]]:
+                if time.process_time() < end_s:
+                    found["contents"][str(index)] = content(index)
+    for state, (_, restored, _) in zip(states, owners, strict=True):
+        restored(state)
+    return found
