@@ -37,6 +37,13 @@ def pages() -> dict[str, str]:
     }
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the page of each command into the navigation."""
+    pages_of_commands = [f"commands/{command}.md" for command in COMMANDS]
+    config.nav = [{"Commands": pages_of_commands} if "Commands" in section else section for section in config.nav or ()]
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages of the program and the files around docs/."""
     from mkdocs.structure.files import File, InclusionLevel

@@ -172,7 +172,8 @@ def test_readme_has_two_commands() -> None:
 def test_every_page_is_in_the_sites_navigation() -> None:
     listed = re.findall(r"^ +- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.M)
     pages = [path.name for path in (ROOT / "docs").glob("*.md")]
-    assert sorted(listed) == sorted([*pages, *docs_site.pages(), "CHANGELOG.md", "CONTRIBUTING.md"])
+    written = [place for place in docs_site.pages() if not place.startswith("commands/")]  # the hook lists these
+    assert sorted(listed) == sorted([*pages, *written, "CHANGELOG.md", "CONTRIBUTING.md"])
 
 
 @pytest.mark.slow
