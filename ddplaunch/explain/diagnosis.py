@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from ddplaunch.values.codec import plain
+from ddplaunch.values.finding import Finding
 from ddplaunch.values.frozen import dataclass
 
 #: "observed": a line says it. "likely": it fits the lines best. "unknown": nothing decides.
@@ -160,13 +161,14 @@ class Explanation:
     """The root cause of a log or run (None if nothing failed), and what followed from it.
 
     ``stops_at``: the last line of a log without failures, if it reports a step before the last one. ``passed_over``:
-    the last error that would have ended the run if the work had not continued.
+    the last error that would have ended the run if the work had not continued. ``warning``: what it did not notice.
     """
 
     diagnosis: Diagnosis | None
     cascade: tuple[Echo, ...] = ()
     stops_at: str = ""
     passed_over: Evidence | None = None
+    warning: Finding | None = None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from ddplaunch.explain.decide.choose import RootCause, choose, passed_over
 from ddplaunch.explain.decide.fate import FOLLOWED, Case, Failure
 from ddplaunch.explain.decide.flight import flight, is_dump, read_dump
-from ddplaunch.explain.decide.work import says_something, stops_short
+from ddplaunch.explain.decide.work import not_a_number, says_something, stops_short
 from ddplaunch.explain.diagnosis import (
     NOTHING_KNOWN,
     VAGUE,
@@ -27,16 +27,14 @@ from ddplaunch.explain.read.scan import Scanned, scan
 from ddplaunch.explain.signatures import filled, say
 from ddplaunch.explain.stacks.hang import located
 from ddplaunch.explain.wording import worded
-from ddplaunch.values.words import ranks_text
 
 
 def stages(scanned: Scanned, case: Case, cause: RootCause | None) -> Iterator[str]:
     """Yield a line on what was read, on each failure with its fate, and on what was chosen."""
     lines = scanned.lines
-    ranks = sorted({line.speaker.rank for line in lines if line.speaker.rank is not None})
     yield (
-        f"read: {len(lines)} lines of {ranks_text(ranks) if ranks else 'no rank by name'}, {len(scanned.tracebacks)} "
-        f"tracebacks, {len(case.scanned.exits)} exits, {len(scanned.hits)} lines with a known failure"
+        f"read: {len(lines)} lines, {len(scanned.tracebacks)} tracebacks, {len(case.scanned.exits)} exits, "
+        f"{len(scanned.hits)} lines with a known failure"
     )
     yield f"episodes: the run begins at line {lines[0].number if lines else 0}"
     yield f"fate: the run {'failed' if case.failed else 'is not said to have failed'}; {len(case.echoes)} echoes"
@@ -83,7 +81,8 @@ def explain_texts(
         return Explanation(None)
     last, error = stops_short(scanned.lines), passed_over(case)
     stops_at = last.text.strip() if last is not None else ""
-    return Explanation(None, (), stops_at, None if error is None else error.line.evidence)
+    passed = None if error is None else error.line.evidence
+    return Explanation(None, (), stops_at, passed, not_a_number(scanned.lines))
 
 
 def _of_dumps(paths: Sequence[Path], logs: Sequence[LogSource]) -> Explanation:

@@ -33,7 +33,7 @@ from ddplaunch.explain.signatures import (
     words_of,
 )
 from ddplaunch.values.variable_names import TRIAL
-from ddplaunch.values.words import SIGNALS, duration_text, ranks_text, signal_name, size_text
+from ddplaunch.values.words import SIGNALS, ranks_text, signal_name, size_text
 
 _LONG = re.compile(r"(\S{30})\S{40,}(\S{30})")  # a word that is wider than a terminal
 #: General fixes that are dropped if a complete command replaces them.
@@ -251,7 +251,6 @@ def _left_early(left: Left, waits: Stuck) -> Words:
         waiting=str(left.waiting),
         call=call or "a collective",
         at=f", at {left.frame}" if left.frame else "",
-        since=f", {duration_text(left.before_s)} before rank {left.waiting} failed" if left.before_s >= 0.1 else "",
         place=line_of(left.frame),
     )
 

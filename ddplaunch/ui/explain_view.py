@@ -49,7 +49,8 @@ def _nothing_failed(explanation: Explanation, names: str, terminal: Terminal) ->
     lines = terminal.lines(text)
     if (passed_over := explanation.passed_over) is not None:
         lines += terminal.lines(f"{passed_over.file}:{passed_over.line}: {passed_over.text}", "  it went on after: ")
-    return terminal.page(lines)
+    warned = "" if explanation.warning is None else finding_text(explanation.warning, terminal)
+    return terminal.page(lines) + warned
 
 
 def as_finding(diagnosis: Diagnosis, record: str | None, fixes: int = 2) -> Finding:

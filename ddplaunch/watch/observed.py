@@ -15,6 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ddplaunch.explain.diagnosis import LogSource
+from ddplaunch.machine.files import read_end
 from ddplaunch.records.directory import note_path
 from ddplaunch.records.find import read_run
 from ddplaunch.records.json_files import objects, read_object
@@ -76,6 +78,17 @@ def look(attempt: str, ranks: Sequence[int], environ: Mapping[str, str], ignored
     # findings that the script's source gave already are in the record
     known_codes = {*ignored, *(finding.get("code") for finding in objects(run.get("findings")))}
     return Observed(tuple(finding for finding in findings if finding.code not in known_codes), complete)
+
+
+def losses(attempt: str) -> Iterator[Finding]:
+    """Yield a warning if rank 0 of the folder ``attempt`` ended with losses that are not finite."""
+    from ddplaunch.explain.explain_logs import explain_texts
+
+    for path in Path(attempt).glob("rank-0.???"):
+        if re.search(rb"(?i)loss.*\b(?:nan|inf)\b", read_end(path, 16_384)):  # only then all of it is read
+            warned = explain_texts([LogSource(path.name, path)]).warning
+            if warned:
+                yield warned
 
 
 def _ways(run: Mapping[str, Any]) -> dict[str, Any]:

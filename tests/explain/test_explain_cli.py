@@ -75,7 +75,7 @@ def test_a_healthy_file_is_one_line(folder: Path, call: Call) -> None:  # noqa: 
     said = call("explain", "ok.log")
     assert (said.status, said.out) == (0, "nothing failed in ok.log\n")
     nothing: dict[str, object] = {"schema": 1, "diagnosis": None, "cascade": [], "stops_at": ""}
-    nothing["passed_over"] = None
+    nothing |= {"passed_over": None, "warning": None}
     assert json.loads(call("explain", "--json", "ok.log").out) == nothing
 
 
@@ -170,3 +170,25 @@ def test_the_text_at_eighty_columns(folder: Path, call: Call, golden: Golden, mo
     text = call("explain", "train.log").out + "\n" + call("explain", "killed.log").out
     assert all(len(line) <= 80 for line in text.splitlines() if "`" not in line)
     golden("explain-80", text)
+
+
+@pytest.mark.parametrize(
+    ("log", "first"),
+    [
+        ("step 1 loss 0.5\nstep 2 loss nan\nstep 3 loss nan\ntraining finished\n", "step 2 loss nan"),
+        ("{'loss': inf, 'epoch': 1}\n{'loss': nan, 'epoch': 2}\ndone\n", "{'loss': inf, 'epoch': 1}"),
+        ("step 1 loss nan\nstep 2 loss 0.5\nstep 3 loss nan\nstep 4 loss nan\ndone\n", "step 3 loss nan"),
+        ("step 1 loss nan\nstep 2 loss nan\nstep 3 loss 0.4\ndone\n", ""),
+        ("step 1 loss nan, skipping update\nstep 2 loss nan, skipping update\ndone\n", ""),
+        ("step 1 loss 0.5\nval loss nan\nval loss nan\nstep 2 loss 0.4\ndone\n", ""),
+        ("test_nan PASSED: loss = nan\ntest_inf PASSED\n312 passed\n", ""),
+    ],
+)
+def test_a_loss_that_stays_no_number_is_a_warning(folder: Path, call: Call, log: str, first: str) -> None:  # noqa: F811
+    (folder / "train.log").write_text(log)
+    said = call("explain", "train.log")
+    assert said.status == 0 and said.out.startswith("nothing failed in train.log\n")
+    words = f"warning[not-a-number]: the loss is not a number from `{first}` on"
+    assert (words in " ".join(said.out.split())) is bool(first)
+    warned = json.loads(call("explain", "--json", "train.log").out)["warning"]
+    assert (warned is not None) is bool(first)

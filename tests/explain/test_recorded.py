@@ -247,7 +247,6 @@ def test_a_rank_that_left_with_status_0_is_the_cause_for_those_who_wait(
     found = recorded(("epoch 3 is the last one\n", ended(0, 0, 9.0)), (text, ended(1, status, 11.0)))
     assert (found.code, found.rank, found.certainty) == ("rank-left-early", 0, "observed")
     assert found.what == f"rank 0 left with status 0 while rank 1 still waited {call}"
-    assert "2.0 s before rank 1 failed" in found.why
     assert found.evidence[0].file == "rank-1.err"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.records.directory import note_path
-from ddplaunch.watch.observed import differences, look
+from ddplaunch.watch.observed import differences, look, losses
 
 PLAN = {"world_size": 2, "nproc": 2, "batch_size": 8, "accum": 1, "global_batch_size": 16, "lr": 0.02, "lr_factor": 2.0}
 LOADER = {
@@ -473,3 +473,17 @@ def test_a_finding_names_the_line_that_was_read_for_the_number(tmp_path: Path) -
     assert (rate.where, batch.where, accumulation.where) == (("train.py:5",), ("train.py:180",), ())
     assert "`-b 16` was passed (of all processes on a node: train.py:180 divides it" in batch.why
     assert batch.fix == "`--batch-option=-b:rank`, as the script takes it for the batch of one rank"
+
+
+def test_losses_that_are_not_finite_at_the_end_are_a_warning_of_rank_0_alone(tmp_path: Path) -> None:
+    finite, bad = "step 1 loss 0.5\n", "step 2 loss nan\nstep 3 loss nan\n"
+    for out, err, warned in (
+        (finite, "", False),
+        (finite + bad, "", True),
+        ("", finite + bad, True),
+        (bad + finite, "", False),
+    ):
+        (tmp_path / "rank-0.out").write_text(out)
+        (tmp_path / "rank-0.err").write_text(err)
+        (tmp_path / "rank-1.out").write_text(bad)
+        assert [found.code for found in losses(str(tmp_path))] == ["not-a-number"] * warned

@@ -246,12 +246,12 @@ def _by_the_scheduler(settings: Settings, ended: EndedRun) -> Diagnosis | None:
 
 
 def _observed(settings: Settings, last: EndedAttempt | None) -> tuple[Finding, ...]:
-    """Return the findings where the ranks' first optimizer steps differ from the plan."""
+    """Return the findings where ranks' first optimizer steps differ from the plan, or last losses are not finite."""
     if last is None or settings.node_directory is None or not settings.observe:
         return ()
     ranks = [each.rank for each in last.ranks]
     attempt = f"{settings.node_directory}/attempt-{last.attempt}"
-    return observed.look(attempt, ranks, os.environ, settings.ignore).findings
+    return (*observed.look(attempt, ranks, os.environ, settings.ignore).findings, *observed.losses(attempt))
 
 
 def _phases(settings: Settings, last: EndedAttempt | None) -> str:

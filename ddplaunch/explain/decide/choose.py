@@ -298,11 +298,9 @@ def _left_early(case: Case) -> RootCause | None:
     if own_wait is None and first.rank not in waiting:
         return None
     call, frame, line = waited_in(case.scanned, first.rank)
-    before_s = max(0.0, (first.ended_s or 0.0) - (ranks_that_left[-1].ended_s or 0.0))
     departure = Left(
         tuple(end.rank for end in ranks_that_left),
         first.rank,
-        before_s,
         call,
         frame,
         own_wait.line if own_wait else line,

@@ -22,7 +22,6 @@ _WORLD = re.compile(
 )
 _WAITS = re.compile(r"Timed out waiting \d+ ?ms for (?:send|recv) operation")
 _MOST_RANKS = 1_000_000  # the largest world size that is believed
-_HUGE = 1 << 40  # some versions print -1 as an unsigned number
 
 
 @dataclass(frozen=True)
@@ -91,8 +90,7 @@ def stuck(scanned: Scanned) -> Stuck:
             work = Waited(rank, line, int(seq) if seq else None, match["op"], int(numel) if numel else None)
             waited.setdefault(rank, work)
         if match := _COUNTS.search(line.text):
-            number = int(match["completed"])
-            completed.setdefault(rank, -1 if number > _HUGE else number)
+            completed.setdefault(rank, int(match["completed"]))
     for wait in _gloo(scanned):
         waited.setdefault(wait.rank, wait)
     named = set(groups.values())
@@ -103,14 +101,13 @@ def stuck(scanned: Scanned) -> Stuck:
 
 @dataclass(frozen=True)
 class Left:
-    """Ranks that ended with status 0 while rank ``waiting`` still needed them; it failed ``before_s`` seconds later.
+    """Ranks that ended with status 0 while rank ``waiting`` still needed them.
 
     ``call`` is what it waited in and ``frame`` where, both empty if unknown; ``line`` is its own last message.
     """
 
     ranks: tuple[int, ...]
     waiting: int
-    before_s: float
     call: str
     frame: str
     line: Line | None

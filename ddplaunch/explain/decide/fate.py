@@ -179,11 +179,11 @@ def _hits_in(part: ChainedException, by_line: dict[int, list[Hit]]) -> Iterator[
 
 
 def _in_source(hit: Hit) -> bool:
-    """Return whether a source line in a traceback only quotes the text that the signature matches, or raises it."""
+    """Return whether a source line in a traceback raises the text that the signature matches, or only quotes it."""
     text = hit.line.text.lstrip()
-    text_before = text[: max(0, text.find(hit.groups["line"]))]
-    quotes = not text.startswith('File "') and (text_before.count('"') % 2 or text_before.count("'") % 2)
-    return text.startswith(("raise ", "#")) or bool(quotes)
+    text_before = text.partition(hit.groups["line"])[0]
+    is_source = not text.startswith('File "')
+    return is_source and (text.startswith(("raise ", "#")) or any(text_before.count(quote) % 2 for quote in "'\""))
 
 
 def _of_exception(traceback: Traceback) -> Failure | None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import bisect
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from ddplaunch.explain.diagnosis import RunFacts
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.scan import Scanned
 from ddplaunch.explain.read.trailer import closes_badly
+from ddplaunch.explain.signatures import patterns, say
+from ddplaunch.values.finding import Finding, warning
 
 _DONE = re.compile(
     r"\b(?<!last )(?<!not )(?<!n't )(?<!failed to )"
@@ -71,6 +75,9 @@ _DUMPED = re.compile(
 )
 #: Codes of lines that launchers and services print only if the work failed.
 _SUMS_UP = frozenset(("launcher-summary", "told-elsewhere", "nccl-watchdog-abort"))
+#: A printed loss of the training, not of a validation.
+(_LOSS,) = patterns("loss")
+_SAID, _REPEATED = 60, 2  # characters of a line to quote; losses in a row that are not finite
 _CLOSING, _WORK = 2, 3  # last lines that may report a failure; steps of a training that got going
 _ENDS = 15  # last lines of a file that may say how it ended
 GOES_ON = 3  # lines of a program that continued after an error it announced
@@ -101,6 +108,18 @@ def unfinished_report(scanned: Scanned, work: Work) -> Line | None:
     good = any((PROGRESS.search(line.text) or _DONE.search(line.text)) and line not in bad for line in lines[-1:])
     closing = [] if good or is_over else [line for line in bad if line.at not in known_places]
     return min(cut or closing, key=lambda line: line.at, default=None)
+
+
+def not_a_number(lines: Sequence[Line]) -> Finding | None:
+    """Return a warning that names the line from which on no printed loss is finite; None if there is no such line."""
+    losses = [(match["loss"], line) for line in reversed(lines) if (match := _LOSS.search(line.text))]
+    bad = [line for _, line in takewhile(lambda printed: not math.isfinite(float(printed[0])), losses)]
+    if len(bad) < _REPEATED:
+        return None
+    first = bad[-1]
+    words = say("loss-not-a-number", line=first.text.strip()[:_SAID])
+    where = f"{first.file}:{first.number}"
+    return warning("not-a-number", words.what, why=words.why, fix="\nor: ".join(words.fixes), where=where)
 
 
 def says_something(text: str) -> bool:
@@ -152,14 +171,14 @@ def _unfinished(texts: Sequence[str]) -> bool:
     """Return whether the last line is a step before the last announced one, or the only step in the log.
 
     A log that ends with step 900 of an unknown number counts as finished, because most healthy logs end like that. So
-    does one whose reports differ without numbers of steps, and one that counts from 0 and reached the last step.
+    does one whose reports differ without numbers of steps, and one that reached the last step, counted from 0 or 1.
     """
     if not PROGRESS.search(texts[-1]):
         return False
-    parts = [(int(a), int(b)) for text in texts[-6:] if PROGRESS.search(text) for a, b in _PART.findall(text)]
+    reports = (text for text in texts[-6:] if PROGRESS.search(text))
+    parts = [(int(a), int(b) - ("%|" not in text)) for text in reports for a, b in _PART.findall(text)]
     if parts:
-        from_zero = {int(b) for text in texts if "%|" not in text for a, b in _PART.findall(text) if int(a) == 0}
-        return not any(a >= b or (a == b - 1 and b in from_zero) for a, b in parts)
+        return not any(a >= b for a, b in parts)  # epochs may be counted from 0; bars are not
     return len({" ".join(_STEP.findall(text)) or text for text in texts if PROGRESS.search(text)}) <= 1
 
 

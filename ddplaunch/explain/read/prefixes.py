@@ -30,8 +30,8 @@ _BODY = (
     r"(?:Traceback \(most|  +File \"|\[rank\d+\]|\[default\d+\]|\[\d{4}-\d\d-\d\d|[IWEF]\d{4} \d\d:|\[[EWF]\d* ?[\d:]"
     r"|nccl\w+Error: |  host +: |  exitcode +: |torch\.distributed\.|\S+:\d+:\d+ \[\d+\] NCCL |slurmstepd: |ssh exited)"
 )
-_HOST = re.compile(rf"^([A-Za-z][\w.-]*)(?:: |\s*\| ){_BODY}")
-_NO_HOST = frozenset(("srun", "slurmstepd", "wandb", "ERROR", "WARNING", "INFO", "DEBUG", "CRITICAL", "error", "File"))
+_NO_HOST = r"(?!(?:srun|slurmstepd|wandb|ERROR|WARNING|INFO|DEBUG|CRITICAL|error|File|[\w.]*(?:Error|Exception)): )"
+_HOST = re.compile(rf"^{_NO_HOST}([A-Za-z][\w.-]*)(?:: |\s*\| ){_BODY}")
 _TASK = re.compile(r"^ {0,3}(?:(?=\d+: )|\[(?=\d+\] ))(\d{1,4})(?:: |\] )")
 _TASK_TELLS = re.compile(rf"{_TASK.pattern}(?:Traceback \(most recent|  File \"|[A-Z]\w*Error: )")
 _STAMP = re.compile(
@@ -68,13 +68,13 @@ class Prefixes:
 
     def __init__(self, sample: Sequence[str]) -> None:
         timeless = [_STAMP.sub("", line, count=1) for line in sample]
-        hosts = Counter(match[1] for line in timeless if (match := _HOST.match(line)) and match[1] not in _NO_HOST)
+        hosts = Counter(match[1] for line in timeless if (match := _HOST.match(line)))
         filled = [line for line in sample if line.strip()]
         matches = [match for line in sample if (match := _COLUMN.match(line))]
         columns, numbered_all = Counter(match[1] for match in matches), all(match[2] for match in matches)
         if len(matches) >= _MOSTLY_ALL * len(filled) and (numbered_all or 1 < len(columns) <= _MOST_COLUMNS):
             hosts.update(columns)
-        names = _any_of(name for name in hosts if not name.endswith(("Error", "Exception")))
+        names = _any_of(hosts)
         self._host = re.compile(rf"^({names})(?:: ?|\s*\|(?: |$))")
         bare = [_STAMP.sub("", self._without_host(line, NOBODY)[0], count=1) for line in timeless]
         numbered = sum(bool(_TASK.match(line)) for line in bare)

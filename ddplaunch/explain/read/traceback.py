@@ -12,7 +12,6 @@ from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.values.frozen import dataclass
 
 _HEADER = re.compile(r"(?:Original |Exception Group )?Traceback \(most recent call last\):?(?: \(RANK \d+\))?\s*$")
-_MARKS = re.compile(r"\s*[~^][~^\s]*$|\s*\[Previous line repeated")
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)(?:, in (.+))?')
 _LEVELS = r"(?!(?:ERROR|WARNING|INFO|DEBUG|CRITICAL|FATAL):)"
 _RAISED = re.compile(
@@ -234,7 +233,7 @@ class Tracebacks:
         if match and state.waiting:
             state.frames.append(Frame(match[1], int(match[2]), match[3] or ""))
             state.sources.append("")
-        elif state.sources and not (state.sources[-1] or _MARKS.match(text)):
+        elif state.sources and not state.sources[-1]:
             state.sources[-1] = text.strip()
         state.seen = line.at
 
