@@ -72,9 +72,20 @@ def slurm_tasks_contradict(environment: dict[str, str], launch: Launch) -> Findi
     Remedy: `--ntasks-per-node=1`.
     """
     slurm = _step(environment)
-    if slurm is None or not slurm.by_task or not slurm.gpus_on_node:
+    if slurm is None or not slurm.by_task:
         return
-    ranks = slurm.tasks_here * launch.topology.nproc_per_node.value
+    processes = launch.topology.nproc_per_node.value
+    ranks = slurm.tasks_here * processes
+    if not slurm.gpus_on_node:
+        if processes > 1:
+            yield warning(
+                "slurm-tasks-contradict",
+                f"{slurm.tasks_here} tasks on this node start {processes} ranks each: {ranks} ranks",
+                why="srun starts every task, and every task its own ranks: the two numbers multiply",
+                fix=f"one task on each node: {_ONE_TASK}; or one rank in each task: `ddplaunch run 1 -- train.py`",
+                where=f"Slurm: {slurm.tasks} tasks on {count(slurm.nodes, 'node')}",
+            )
+        return
     from ddplaunch.planning.inside.place_in_job import visible_entries
 
     entries = visible_entries(environment)

@@ -108,3 +108,11 @@ def test_gpus_that_slurm_gave_for_a_launch_on_the_cpu() -> None:
     asked = replace(launch(), device=Resolved("cpu", Source("flag", "--device")))
     assert find("slurm-gpus-unused", STEP, asked) is None
     assert find("slurm-gpus-unused", STEP, launch()) is None
+
+
+def test_tasks_and_ranks_that_multiply_on_cpus_are_named() -> None:
+    environ = {name: text for name, text in (STEP | FOUR_TASKS).items() if "SLURM_STEP_GPUS" not in name}
+    finding = find("slurm-tasks-contradict", environ, launch())
+    assert finding and finding.what == "4 tasks on this node start 4 ranks each: 16 ranks"
+    assert "one rank in each task: `ddplaunch run 1 -- train.py`" in finding.fix
+    assert find("slurm-tasks-contradict", environ, launch(processes=1)) is None

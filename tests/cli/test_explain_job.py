@@ -41,6 +41,16 @@ def test_a_log_that_names_its_cause_keeps_it(call: Call, folder: Path) -> None:
     assert "error[scheduler-error]" in call("explain", "12").out
 
 
+def test_a_setup_that_failed_is_no_success(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = SCONTROL.format(state="FAILED", reason="NonZeroExitCode", code="127:0")
+    programs(folder / "bin", monkeypatch, scontrol=f"cat <<'END'\n{said}END")
+    (folder / "slurm-12.out").write_text("slurm_script: line 9: module: command not found\n")
+    said = " ".join(call("explain", "12").out.split())
+    assert "error[unknown]: job 12 ended with exit code 127, and nothing in its log or record says why" in said
+    (folder / "slurm-12.out").write_text("Traceback (most recent call last):\nValueError: no data\n")
+    assert "ValueError: no data" in call("explain", "12").out
+
+
 def test_where_slurm_says_nothing_the_log_counts(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     (folder / "slurm-12.out").write_text(CUT)

@@ -165,6 +165,18 @@ def test_another_launch_is_refused_with_what_differs(port: int) -> None:
             assert "--nnodes 2 on node 1 (gpu-1), 3 on node 0 (gpu-0)" in finding.what and "kill" not in finding.fix
 
 
+def test_a_node_0_of_another_version_is_named_and_no_run_id_is_a_path(port: int) -> None:
+    with Gathering(port) as gathering, socket.create_server(("127.0.0.1", port)) as server:
+        node = gathering.node(1)
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(line_with(Greeting(PROTOCOL + 1, "nonce")))
+            (finding,) = node.result(60).findings
+    assert finding.code == "hosts-differ-ddplaunch" and f"protocol {PROTOCOL + 1}, this node {PROTOCOL}" in finding.what
+    for run_id, taken in (("run-1", True), ("run\0", False), ("x" * 400, False)):
+        assert (read_message(line_with(Verdict(True, run_id=run_id)), Verdict) is not None) == taken
+
+
 def test_a_node_waits_for_a_node_0_that_comes_back(port: int) -> None:
     with Gathering(port) as gathering:
         with socket.create_server(("127.0.0.1", port)) as server:  # a node 0 that is killed

@@ -22,7 +22,7 @@ from ddplaunch.hosts.json_lines import GREETING, LineReader, json_line, message_
 from ddplaunch.hosts.session.answers import Question, reached
 from ddplaunch.hosts.session.collect import ask_all, clock_of, meet
 from ddplaunch.hosts.session.links import Link, Links
-from ddplaunch.hosts.ssh import alike, command, failure
+from ddplaunch.hosts.ssh import alike, command, failure, why_lost
 from ddplaunch.machine.facts import ProbeRequest
 from ddplaunch.planning.hosts_plan import Meeting
 from ddplaunch.records.hosts_record import Pieces
@@ -206,10 +206,10 @@ def test_clock() -> None:
 class Program:
     """The service with an interpreter in which ``on_host`` is ``program``; ``printed`` is by stream."""
 
-    def __init__(self, links: Links, python: str) -> None:
+    def __init__(self, links: Links, python: str, host_timeout_s: float = 60.0) -> None:
         self._links, self.printed = links, {"out": b"", "err": b"", "end": b""}
         self.link = links.open("host", SERVICE)
-        order = {"run_id": "none-such", "token": "", "grace_s": 0.5, "record": "", "host_timeout_s": 60.0}
+        order = {"run_id": "none-such", "token": "", "grace_s": 0.5, "record": "", "host_timeout_s": host_timeout_s}
         self.link.hand_over("launch", self._take, **order, python=python)
 
     def _take(self, link: Link, kind: str, data: bytes) -> None:
@@ -255,6 +255,13 @@ def test_a_program_that_ignores_sigterm_is_killed_when_asked(links: Links, tmp_p
     program.until(lambda: b"up" in program.printed["out"], "the program runs")
     program.link.send({"signal": signal.SIGKILL})
     assert program.ended()[2] == 128 + signal.SIGKILL
+
+
+def test_a_host_that_hears_nothing_ends_its_program_and_says_why(links: Links, tmp_path: Path) -> None:
+    program = Program(links, stand_in(tmp_path, "exec sleep 600"), host_timeout_s=1.0)
+    _, err, status = program.ended()
+    assert status == 255, "lost, whatever the program's status was"
+    assert why_lost(status, err.decode()) == "ddplaunch there heard nothing of the launcher for 1 s"
 
 
 def test_the_program_ends_with_its_service(links: Links, tmp_path: Path) -> None:

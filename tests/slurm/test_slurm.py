@@ -253,11 +253,11 @@ def test_a_lost_node_is_named(cluster: Cluster, place: Path) -> None:
     try:
         cluster.run(["scontrol", "update", "NodeName=vn2", "State=DOWN", "Reason=lost"], place)
         ended = cluster.finished(job)
+        said = " ".join(cluster.ddplaunch("explain", job, cwd=place).stdout.split())
     finally:
         cluster.run(["scontrol", "update", "NodeName=vn2", "State=RESUME"], place)
     assert ended["JobState"] == "NODE_FAIL", ended
-    said = " ".join(cluster.ddplaunch("explain", job, cwd=place).stdout.split())
-    assert f"job {job} lost a node" in said, said
+    assert f"job {job} lost its node vn2" in said, said
     assert not _left(place)
 
 
@@ -272,6 +272,14 @@ def test_a_job_that_is_preempted_says_so_in_its_record(cluster: Cluster, place: 
     outcome = json.loads((place / f".ddplaunch/runs/slurm-{job}.0/outcome.json").read_text())
     assert outcome["state"] == "terminated" and outcome["diagnosis"]["what"] == f"job {job} was preempted"
     assert not _left(place)
+
+
+def test_a_setup_that_fails_is_explained(cluster: Cluster, place: Path) -> None:
+    words = ("submit", "1x1", "--time", "5", "--setup", "no_module load cuda", *HERE, "--", "train.py", "end")
+    job = cluster.ddplaunch(*words, cwd=place).stdout.strip()
+    assert cluster.finished(job)["ExitCode"] == "127:0"
+    said = " ".join(cluster.ddplaunch("explain", job, cwd=place).stdout.split())
+    assert f"job {job} ended with exit code 127, and nothing in its log or record says why" in said
 
 
 def test_what_slurm_refuses_leaves_no_job(cluster: Cluster, place: Path) -> None:

@@ -26,14 +26,14 @@ def test_what_goes_without_a_word(tmp_path: Path) -> None:
     with lab(3, tmp_path) as made:
         made.write("wait.py", WAIT)
         dead, cut_off, left = made.hosts
-        run = Launched(made, "losses", "3x1", "--max-restarts", "1", "--grace", "5", "--host-timeout", "60")
+        run = Launched(made, "losses", "3x1", "--max-restarts", "1", "--grace", "5", "--host-timeout", "30")
         run.all_ready()
         made.power_off(dead)
         made.cut(cut_off)
         assert run.ended(120) == 1, run.said
         diagnosis = run.outcome["diagnosis"]
         assert diagnosis["code"] == "host-lost" and diagnosis["host"] in (cut_off.name, dead.name)
-        assert f"{diagnosis['host']} was lost: nothing was heard of it for 60 s" in run.flat
+        assert f"{diagnosis['host']} was lost: nothing was heard of it for 30 s" in run.flat
         assert {note.partition(":")[0] for note in run.outcome["notes"]} == {cut_off.name, dead.name}
         made.nothing_left("losses", 90, (left, cut_off))
 
@@ -42,7 +42,7 @@ def test_a_launcher_that_sleeps(tmp_path: Path) -> None:
     with lab(1, tmp_path) as made:
         made.write("wait.py", WAIT)
         (left,) = made.hosts
-        run = Launched(made, "asleep", "1", "--hosts", left.name, "--grace", "90", "--host-timeout", "60")
+        run = Launched(made, "asleep", "1", "--hosts", left.name, "--grace", "90", "--host-timeout", "20")
         run.ready(0, left)
         launcher = run.launcher
         os.kill(launcher, signal.SIGSTOP)
@@ -53,7 +53,7 @@ def test_a_launcher_that_sleeps(tmp_path: Path) -> None:
                 os.kill(pid, signal.SIGCONT)
         assert run.ended(60) == 1, run.said
         assert run.outcome["diagnosis"]["code"] == "host-lost", run.said
-        assert f"{left.name} was lost: ddplaunch there heard nothing of the launcher for 60 s" in run.flat
+        assert f"{left.name} was lost: ddplaunch there heard nothing of the launcher for 20 s" in run.flat
 
 
 #: Counts steps and sums with the other ranks ten times a second until it may end.

@@ -134,7 +134,9 @@ def _with_slurms_reason(explanation: Explanation, subject: Subject) -> Explanati
     if state is None or (record is not None and state.restarts > restarts):
         return explanation
     by_slurm = diagnosis(job, state, state.restarts)
-    return explanation if by_slurm is None else Explanation(by_slurm, explanation.cascade)
+    if by_slurm is None or (explanation.diagnosis is not None and by_slurm.code == "unknown"):
+        return explanation
+    return Explanation(by_slurm, explanation.cascade)
 
 
 def _written(subject: Subject, explanation: Explanation) -> bool:

@@ -36,7 +36,7 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable, value_of
 
 _HOST_TIMEOUT_S = 300.0
-_JOIN_S = 60.0  # for a host to answer, by default
+JOIN_S = 60.0  # for a host to answer, by default
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class LaunchedHosts:
             script=target.name if target is not None and target.kind == "script" else None,
             sources=self._sources(),
             env=forwarded(os.environ),
-            deadline_s=self._asked.join_timeout or _JOIN_S,
+            deadline_s=self._asked.join_timeout or JOIN_S,
         )
 
         def start(name: str) -> Link:

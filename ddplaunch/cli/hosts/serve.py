@@ -37,18 +37,15 @@ def serve(lines: LineReader, output: IO[bytes]) -> int:
         order = message_in(line)
         if order.get("what") in ("launch", "command"):
             answers.close_meeting()
-            return (launch if order["what"] == "launch" else command)(order, lines, output)
+            if order["what"] == "command":
+                return command(order, lines, output)
+            from ddplaunch.hosts.session.job import run_job
+
+            return run_job(order, lines, output.fileno())
         try:
             reply = json_line(answers.to(order)) if order else b""
         except Exception as error:  # reported by the launcher, whose user may be able to act on it
             reply = json_line({"problem": f"{type(error).__name__}: {error}"})
-
-
-def launch(order: dict[str, Any], lines: LineReader, output: IO[bytes]) -> int:
-    """Start the launch of ``order``, and return its exit status."""
-    from ddplaunch.hosts.session.job import run_job
-
-    return run_job(order, lines, output.fileno())
 
 
 def command(order: dict[str, Any], lines: LineReader, output: IO[bytes]) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence
 from ddplaunch.hosts.slurm.programs import JobState, cancel, epoch_s, job_state, words
-from ddplaunch.planning.inside.slurm import array_task
+from ddplaunch.planning.inside.slurm import array_task, expand_hosts
 from ddplaunch.values.finding import RefusedError, error
 
 _DEADLINE_S = 3.0  # after SIGTERM a job has only KillWait left, 30 s by default
@@ -34,7 +34,12 @@ def why_ended(
     state = job_state(job, environ, _DEADLINE_S)
     restarts = environ.get("SLURM_RESTART_COUNT", "0")
     restarts_before = int(restarts) if restarts.isdigit() else 0
-    return None if state is None else diagnosis(job, state, restarts_before, grace_s, now_s, how)
+    if state is None:
+        return None
+    remaining = expand_hosts(state.nodes) or ()
+    gone = [node for node in expand_hosts(environ.get("SLURM_JOB_NODELIST", "")) or () if node not in remaining]
+    lost = f"its node {gone[0]}" if len(gone) == 1 else "a node"  # others vanish from the list when they are through
+    return diagnosis(job, state, restarts_before, grace_s, now_s, how, lost)
 
 
 def diagnosis(
@@ -44,6 +49,7 @@ def diagnosis(
     grace_s: float = 0.0,
     now_s: float | None = None,
     how: str = "",
+    lost: str = "a node",
 ) -> Diagnosis | None:
     """Return what Slurm's answer means; ``restarts`` is the job's count from when this run of it began.
 
@@ -51,8 +57,8 @@ def diagnosis(
     """
     end = words()["ends"].get(_kind(state, restarts))
     evidence = f"JobState={state.state} Reason={state.reason or 'None'}"
-    if end is not None:
-        what = end["what"].replace("a node", f"its node {state.lost}") if state.lost else end["what"]
+    if end is not None and (now_s is None or end["code"] != "unknown"):
+        what = end["what"].format(lost=lost, status=state.status)
         return _diagnosed(end, f"job {job} {what}", job, evidence, state.requeues and grace_s)
     end_s = epoch_s(state.end)
     if state.state != "RUNNING" or end_s is None or now_s is None or not 0 <= end_s - now_s <= grace_s + _EARLY_S:

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,8 +30,8 @@ def words() -> dict[str, Any]:
 class JobState:
     """A job as Slurm describes it. ``state`` is Slurm's word: PENDING, RUNNING, COMPLETED, FAILED, TIMEOUT …
 
-    ``end`` is when the job ended or must end, in Slurm's format and the cluster's time zone. ``lost`` are those of its
-    nodes that are down, if that ended it; ``requeues``: it may start again.
+    ``end`` is when the job ended or must end, in Slurm's format and the cluster's time zone. ``requeues``: it
+    may start again. ``status`` is its exit status.
     """
 
     state: str
@@ -42,8 +41,8 @@ class JobState:
     restarts: int = 0
     preempted: bool = False
     end: str = ""
-    lost: str = ""
     requeues: bool = False
+    status: str = ""
 
 
 def submit(text: str, cwd: Path, environ: Mapping[str, str]) -> str:
@@ -95,11 +94,7 @@ def job_state(job: str, environ: Mapping[str, str], deadline_s: float = _ASK_DEA
     """
     shown = _ask(["scontrol", "show", "job", job], environ, deadline_s)
     if shown is not None and "JobState=" in shown:
-        state = parse_job(shown)
-        if state.state != "NODE_FAIL" and state.reason != "NodeDown":
-            return state
-        down = _ask(["sinfo", "-h", "-n", state.nodes, "-t", "down,drain,fail", "-o", "%N"], environ, deadline_s)
-        return replace(state, lost=",".join((down or "").split()))
+        return parse_job(shown)
     listed = _ask(["sacct", "-X", "-n", "-P", "-j", job, "-o", "State,NodeList"], environ, deadline_s)
     fields = (listed or "").strip().splitlines()[-1:]
     return parse_sacct(fields[0]) if fields and fields[0].count("|") == 1 else None
@@ -122,6 +117,7 @@ def parse_job(text: str) -> JobState:
         preempted=word("PreemptTime", "None") != "",
         end=word("EndTime"),
         requeues=word("Requeue") == "1",
+        status=word("ExitCode").partition(":")[0],
     )
 
 
