@@ -188,6 +188,27 @@ def test_jump_hosts_and_questions(debian: Lab) -> None:
     assert not asked.exists()
 
 
+def test_start_up_files_and_keys_of_no_use(debian: Lab) -> None:
+    """What is printed as a fix is typed."""
+    start_up = debian.folder / "bashrc"
+    start_up.write_text("exit 0\n")
+    host = debian.hosts[1]
+    mounted = host.run(["mount", "--bind", str(start_up), str(Path.home() / ".bashrc")], Path("/"), clean_environment())
+    assert mounted.returncode == 0, mounted.stderr
+    words = ("--hosts", debian.names)
+    said = said_of(debian, *words, status=4)
+    assert "error[host-session-failed]: alpha1 ended the session before ddplaunch began: status 0" in said
+    start_up.write_text("[[ $- == *i* ]] || return\nexit 0\n")
+    said_of(debian, *words, status=0)
+    start_up.write_text("export PATH=/nowhere PYTHONHOME=/nowhere\n")
+    said_of(debian, *words, status=0)
+    (debian.folder / "id").chmod(0o644)
+    said = said_of(debian, *words, status=4, COLUMNS="9999")
+    assert "error[host-login-denied]: alpha0 and alpha1 refused this user: ssh ignores the key" in said
+    subprocess.run(said.partition("fix: `")[2].partition("`")[0], shell=True, check=True)
+    said_of(debian, *words, status=0)
+
+
 def test_hosts_with_ipv6_alone(debian: Lab) -> None:
     """The last of this file: their IPv4 addresses are gone after it."""
     for host in debian.hosts:
