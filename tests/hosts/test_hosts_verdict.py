@@ -6,6 +6,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from ddplaunch.cli.hosts.hosts_verdict import EndedLaunch
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.hosts.session.start_hosts import HostEnd
@@ -67,15 +69,21 @@ def test_earliest_own_failure_counts(tmp_path: Path) -> None:
     assert (found.diagnosis.rank, found.diagnosis.host) == (1, "b")
 
 
-def test_what_a_host_knew_from_its_kernel_counts_where_the_logs_only_show_a_signal(tmp_path: Path) -> None:
-    memory = Diagnosis("host-out-of-memory", "observed", "the memory cgroup killed rank 1", "", (), 1)
-    killed = outcome(1, "failed", rank(1, T + 2, None, "SIGKILL"))
-    outcomes = {
-        0: outcome(0, "failed", rank(0, T + 2.5, 1)),
-        1: replace(killed, diagnosis=memory, attempts=(replace(killed.attempts[0], diagnosis=memory),)),
-    }
-    found = verdict(tmp_path, [HostEnd(0, "a", 1), HostEnd(1, "b", 137)], outcomes)
-    assert found.diagnosis == replace(memory, host="b") and found.exit_status == 137
+@pytest.mark.parametrize("guilty", [0, 1])
+@pytest.mark.parametrize("echo_s", [-0.5, 0.5], ids=["echo first", "echo afterwards"])
+@pytest.mark.parametrize("code", ["host-out-of-memory", "gpu-fault", "time-limit", "scheduler-error"])
+def test_what_a_host_knew_counts_where_the_logs_only_show_a_signal(
+    tmp_path: Path, guilty: int, echo_s: float, code: str
+) -> None:
+    known = Diagnosis(code, "observed", "the kernel or the scheduler of that host ended it", "", (), guilty)
+    lost = Diagnosis("unknown", "unknown", "ranks lost their connection to another one", "", (), 1 - guilty)
+    killed = outcome(guilty, "failed", rank(guilty, T + 2, None, "SIGKILL"))
+    echoes = outcome(1 - guilty, "failed", rank(1 - guilty, T + 2 + echo_s, 1))
+    outcomes = {guilty: replace(killed, diagnosis=known), 1 - guilty: replace(echoes, diagnosis=lost)}
+    ends = [HostEnd(node, "ab"[node], 137 if node == guilty else 1) for node in (0, 1)]
+    found = verdict(tmp_path, ends, outcomes)
+    assert found.diagnosis == replace(known, host="ab"[guilty])
+    assert found.exit_status == 137
 
 
 def test_ranks_that_were_told_to_end_are_not_blamed(tmp_path: Path) -> None:

@@ -124,9 +124,6 @@ def most_telling(from_logs: Explanation, of_nodes: Iterable[Explanation | None])
     return next(iter((*named, *from_outside)), from_logs)
 
 
-_LOOK = "`ddplaunch explain` reads all that was printed; each host's output is in the record"
-
-
 @dataclass(frozen=True)
 class EndedLaunch:
     """The facts about a launch on all hosts that began at ``begun_s``, in the order of their nodes.
@@ -211,7 +208,8 @@ class EndedLaunch:
         known = None if own is None else own.diagnosis
         if first.kind == "ranks":
             with suppress(OSError, ValueError, KeyError, TypeError):
-                explanation = most_telling(self._from_logs(end.node), [own])
+                of_others = (outcome.explanation for outcome in self.outcomes.values())
+                explanation = most_telling(self._from_logs(end.node), [own, *of_others])
                 diagnosis = explanation.diagnosis
                 if diagnosis is not None and (diagnosis.rank is not None or known is None):
                     return replace(explanation, diagnosis=replace(diagnosis, host=self._host(diagnosis.rank, end)))
@@ -259,6 +257,6 @@ def _nothing_known(end: HostEnd) -> Diagnosis:
         "unknown",
         f"the launch on {end.name} ended {how} before the others, and left no record that says why",
         "its torchrun and what guards it are gone, never started, or could not write there; what they said is above",
-        (_LOOK,),
+        ("`ddplaunch explain` reads all that was printed; each host's output is in the record",),
         host=end.name,
     )
