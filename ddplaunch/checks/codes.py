@@ -209,8 +209,8 @@ numbers-differ: The ranks do not train with the planned numbers
     of its DistributedDataParallel, the batches per step and the size of the process group. Some can differ from the
     plan because of the script's own default or scaling, an option with another meaning, or a checkpoint. Changes by a
     schedule of the script are not reported. `prove` reports ranks that step at different learning rates, or with other
-    numbers of their optimizers, and schedules that follow a metric of their own rank. Remedy: the fix in the finding; `--ignore numbers-differ` if the difference is intended; `--no-observe` switches the comparison
-    off.
+    numbers of their optimizers, and schedules that follow a metric of their own rank. Remedy: the fix in the finding;
+    `--ignore numbers-differ` if the difference is intended; `--no-observe` switches the comparison off.
 no-process-group: Several ranks train, but none has joined a process group
     Without `torch.distributed.init_process_group` each rank trains its own model as if it ran alone, and every rank
     ends successfully. Remedy: the script's switch for distributed training, or one process.
@@ -354,13 +354,13 @@ parameters-not-trained: Parameters of the model are in no optimizer, which has p
 clipped-before-average: Each rank clips its own gradients before they are averaged
     Ranks with large gradients then count less. Remedy: average first, then clip.
 random-numbers-alike: Datasets draw the same random numbers on all ranks
-    Samples of different ranks are then augmented alike. `prove` asks the dataset of each rank for its first sample twice:
-    the two differ, but are the same on all ranks. Remedy: `torch.manual_seed(seed + rank)` after the model is created.
+    Samples of different ranks are then augmented alike. `prove` asks the dataset of each rank for its first sample
+    twice: the two differ, but are the same on all ranks. Remedy: `torch.manual_seed(seed + rank)` after the model is created.
 schedule-too-fast: A schedule makes as many steps per optimizer step as there are ranks
     It ends after a fraction of the training. Remedy: one `scheduler.step()` for each step of the optimizer.
 statistics-differ: Ranks evaluate with different statistics of BatchNorm
-    Each rank keeps the running mean and variance of its own batches, unless DistributedDataParallel broadcasts rank 0's.
-    Remedy: `SyncBatchNorm.convert_sync_batchnorm(model)`, or leave `broadcast_buffers` on.
+    Each rank keeps the running mean and variance of its own batches, unless DistributedDataParallel broadcasts those of
+    rank 0. Remedy: `SyncBatchNorm.convert_sync_batchnorm(model)`, or leave `broadcast_buffers` on.
 evaluation-not-reduced: Each rank evaluates a part of the samples, and nothing combines the results
     The metric that a rank prints covers its own samples only. Remedy: `dist.all_reduce` on sums and counts.
 file-of-all-ranks: Several ranks write the same file

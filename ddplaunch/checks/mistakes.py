@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from ddplaunch.checks.check import Check, Findings, checks_in
 from ddplaunch.machine.facts import TorchFacts
 from ddplaunch.planning.launch import Launch, Needs
+from ddplaunch.planning.options import flags_of_options
 from ddplaunch.script.names import records_of, records_of_text
 from ddplaunch.script.script_report import DeclaredAt, Mistake, ScriptReport
 from ddplaunch.values.finding import error, warning
@@ -98,26 +99,36 @@ def cuda_without_gpus(launch: Launch, torch: TorchFacts) -> Findings:
         )
 
 
-def script_arguments(script: ScriptReport, launch: Launch) -> Findings:
-    """The script's argparse will refuse an argument.
+#: Options of `run` that are no fields of ``Options``.
+_OF_RUN = ("--dry-run", "--detach", "--hosts", "--hostfile", "--profile")
 
-    The check is silent unless the source shows every option. Remedy: the option that the finding proposes, or the
-    script's own `--help`.
+
+def script_arguments(script: ScriptReport, launch: Launch) -> Findings:
+    """The script does not know an argument.
+
+    Where the source shows every option of an argparse, the launch is refused. Elsewhere only options of ddplaunch after
+    `--` are named. Remedy: the option that the finding proposes, the script's own `--help`, or the option before `--`.
     """
     options, target = script.options, launch.target
-    if target is None or not script.complete or not options or any(each.parser != "argparse" for each in options):
+    if target is None or not (script.complete or options):
         return
+    certain = script.complete and bool(options) and all(option.parser == "argparse" for option in options)
     words = target.args[: target.args.index("--")] if "--" in target.args else target.args
     flags = ["--help", "--version", *(flag for option in options for flag in option.flags)]
+    ours = {*_OF_RUN, *(flag.flag for flag in flags_of_options().values())}
     for name in (word.partition("=")[0] for word in words):
-        if name.startswith("--") and len(name) > 3 and not any(flag.startswith(name) for flag in flags):
+        unknown = name.startswith("--") and len(name) > 3 and not any(flag.startswith(name) for flag in flags)
+        if unknown and (certain or name in ours):
             near = nearest(name, flags)
-            yield error(
+            fix = f"did you mean `{near}`?" if near else f"`python {script.path} --help` lists its options"
+            yield (error if certain else warning)(
                 "script-arguments",
                 f"{script.path} declares no option `{name}`",
-                why="argparse ends every rank with `unrecognized arguments`",
-                fix=f"did you mean `{near}`?" if near else f"`python {script.path} --help` lists its options",
-                where=str(options[0].at),
+                why="argparse ends every rank with `unrecognized arguments`"
+                if certain
+                else "it is an option of ddplaunch, and has no effect after `--`",
+                fix=f"put `{name}` before `--`: it is an option of ddplaunch" if name in ours else fix,
+                where=script.path,
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -126,7 +127,11 @@ def occupy_standard_descriptors() -> None:
 
 
 def _report(words: list[str], problem: DdplaunchError) -> ExitStatus:
-    tell_findings(problem.findings)
+    from dataclasses import replace  # `--version` does not need it
+
+    command = words[: words.index("--")] if "--" in words else words
+    fix = f"`{shlex.join(['ddplaunch', *command, '--', 'train.py'])}`"
+    tell_findings([replace(one, fix=fix) if one.code == "script-missing" else one for one in problem.findings])
     if words[:1] == ["run"]:
         say("nothing was launched")
     if words[:1] == ["submit"]:
@@ -173,6 +178,6 @@ def _bug(exception: Exception) -> ExitStatus:
     tell(
         f"\nthis is a bug in ddplaunch {__version__}, not in your command: {type(exception).__name__} at "
         f"{Path(frame.filename).name}:{frame.lineno}\n"
-        "  fix: report it with the lines above and `ddplaunch doctor --json`\n"
+        "  fix: report it with the lines above and what `ddplaunch env` prints\n"
     )
     return ExitStatus.BUG

@@ -79,8 +79,8 @@ def prepare(
     ``locks`` holds the GPUs that ``--gpus free:N`` picks, and the cores to which ranks are bound; ``import_torch`` also
     asks a child interpreter, which takes seconds. Raises UsageError or RefusedError where no launch can be decided.
     """
-    environ, cwd = os.environ, Path.cwd()
-    options = complete(options, with_listed_nodes(environ))
+    environ, cwd = with_listed_nodes(os.environ), Path.cwd()
+    options = complete(options, environ)
     facts = within_allocation(gather(probe_request(options, environ, import_torch=import_torch)), environ)
     facts = replace(facts, launch_lines=launch_lines(target))
     script = script_report(options, target, cwd)
@@ -92,7 +92,7 @@ def prepare(
     def decide(run_id: str) -> Launch:
         record = str(record_directory(base, run_id))
         launch = resolve(options, target, replace(situation, run_id=run_id, record=record))
-        return replace(launch, notes=(*notes(with_listed_nodes(environ), time.time()), *launch.notes))
+        return replace(launch, notes=(*notes(environ, time.time()), *launch.notes))
 
     launch = decide(run_id)
     launch = replace(launch, needs=needs(launch, cwd))
@@ -151,8 +151,8 @@ def needs(launch: Launch, cwd: Path) -> Needs:
     target = launch.target
     if target is None or target.kind != "script" or target.before or (source := read_text(cwd / target.name)) is None:
         return Needs()
-    path = [value for one in launch.environment if one.name == "PYTHONPATH" and (value := one.value)]
-    search = [str((cwd / target.name).resolve().parent), *":".join(path).split(":")]
+    given = {one.name: one.value or "" for one in launch.environment}
+    search = [str((cwd / target.name).resolve().parent), *given.get("PYTHONPATH", "").split(":")]
     return needs_of(source.text, target.name, search, on_cpu=launch.device.value == "cpu")
 
 

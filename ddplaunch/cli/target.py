@@ -59,8 +59,6 @@ def parse_target(words: Sequence[str]) -> Target:
         from ddplaunch.planning.wrapped import looked_through  # not needed for scripts
 
         return looked_through((program, *args), _exists)
-    if name.startswith("-") and not _exists(name):
-        raise _option_behind(words)
     if _exists(name):
         runs = "bash" if name.endswith(".sh") else "python"
         fix = f"`chmod +x {shlex.quote(name)}`, or name what runs it: `-- {runs} {shlex.quote(name)}`"
@@ -88,11 +86,20 @@ def required(script: list[str] | None, command: str = "run 4") -> list[str]:
 
 
 def misplaced_script(argv: Sequence[str], script: Sequence[str] | None = None) -> UsageError | None:
-    """Return the error for a command that names a script before ``--`` or without it, with the corrected command.
+    """Return the error for a script before ``--`` or without it, and for options of ddplaunch after it, with the
+    corrected command.
 
     ``script`` are the words after ``--``. A word after an option that takes a value is that value, not a script. The
     search ends at an unknown option, which is reported first.
     """
+    at = next((at for at, word in enumerate(script or ()) if word.endswith(".py")), 0)
+    if script and at and script[0].startswith("--"):
+        return usage(
+            f"`{script[0]}` after `--` is not a script",
+            why="options of ddplaunch go before `--`, the script and its options after it",
+            fix=f"`{shlex.join(['ddplaunch', *argv, *script[:at], '--', *script[at:]])}`",
+            code="script-not-found",
+        )
     spelled = spellings(options_of(argv[0]))
     position, arguments = 1, 0
     while position < len(argv):
@@ -142,15 +149,3 @@ def _missing(path: Path) -> UsageError:
 
 def _exists(name: str) -> bool:
     return os.path.exists(name)  # noqa: PTH110 - Path.exists() raises for a name that is too long
-
-
-def _option_behind(words: Sequence[str]) -> UsageError:
-    """Return the error for an option where the script should be: ``run -- --batch-size 8 train.py``."""
-    script = next((position for position, word in enumerate(words) if word.endswith(".py")), None)
-    moved = None if script is None else [*words[:script], "--", *words[script:]]
-    return usage(
-        f"`{words[0]}` after `--` is not a script",
-        why="options of ddplaunch go before `--`, the script and its options after it",
-        fix="`ddplaunch run 4 -- train.py --epochs 20`" if moved is None else f"`ddplaunch run {shlex.join(moved)}`",
-        code="script-not-found",
-    )

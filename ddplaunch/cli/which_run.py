@@ -161,10 +161,10 @@ def which_run(name: str | None, run_dir: str | None) -> Run:
     return runs.named(name, runs.recorded, elsewhere if run_dir is None else ())
 
 
-def running_runs(name: str | None, run_dir: str | None, command: str) -> list[Run]:
+def running_runs(name: str | None, run_dir: str | None) -> list[Run]:
     """Return the named run, which may be over; without a name, the live runs of this directory, the newest first.
 
-    Where there are none it says so, and how to name another for ``command``. Raises UsageError where no run or more
+    Where there are none it says so. Raises UsageError where no run or more
     than one has that name.
     """
     if name and (part := part_here(name)).token:
@@ -175,13 +175,15 @@ def running_runs(name: str | None, run_dir: str | None, command: str) -> list[Ru
         living = [run for run in every if run.processes is not None]
         return [runs.named(name, living, [run for run in every if run.processes is None])]
     if not runs.running_here:
-        say(_none_here([run.run_id for run in runs.elsewhere if _is_mine(run)], command))
+        elsewhere = sum(map(_is_mine, runs.elsewhere))
+        more = f"; `ddplaunch ps` lists {elsewhere} of other directories" if elsewhere else ""
+        say(f"no run of this directory is running{more}")
     return runs.running_here
 
 
-def running_run(name: str | None, run_dir: str | None, command: str) -> Run | None:
+def running_run(name: str | None, run_dir: str | None) -> Run | None:
     """Return the named run, or the newest of this directory, if it runs on this host; else say why not: None."""
-    run = next(iter(running_runs(name, run_dir, command)), None)
+    run = next(iter(running_runs(name, run_dir)), None)
     if run is not None and run.processes is None:
         say(f"{run.run_id} does not run on this host")
         return None
@@ -193,7 +195,7 @@ def only_one(runs: Sequence[Run]) -> Run:
     if len(runs) == 1:
         return runs[0]
     by_id = {run.run_id: run for run in runs}
-    names = list(by_id) if len(by_id) == len(runs) else [_place(run) for run in runs]
+    names = list(by_id) if len(by_id) == len(runs) else [str(run.directory) for run in runs]
     raise usage(
         f"{len(runs)} runs could be meant: {listed([f'`{name}`' for name in names], 3)}",
         why="one run is named by its id, by a part of it that no other has, or by the directory of its record",
@@ -201,21 +203,8 @@ def only_one(runs: Sequence[Run]) -> Run:
     )
 
 
-def _place(run: Run) -> str:
-    return f"pid {run.processes.first.pid}" if run.directory is None and run.processes else str(run.directory)
-
-
 def _is_mine(run: Run) -> bool:
     return run.processes is not None and run.processes.uid == own_id()
-
-
-def _none_here(elsewhere: Sequence[str], command: str) -> str:
-    """Return a sentence: no run of this directory is running, and how to name this user's runs ``elsewhere``."""
-    if not elsewhere:
-        return "no run of yours is running here"
-    more = f"; `ddplaunch ps` lists all {len(elsewhere)}" if len(elsewhere) > 1 else ""
-    command_line = f"`ddplaunch {command} {elsewhere[0]}`"
-    return f"no run of this directory is running; {command_line} means one of another directory{more}"
 
 
 def other_hosts(directory: Path) -> list[str]:

@@ -56,8 +56,8 @@ class Flag(NamedTuple):
 
     "output" names a file to write. "arguments" takes all words that are left.
     ``example`` is a value that errors suggest. ``read`` is called with each value as said and returns what ``Options``
-    holds. ``offers`` are the values for shell completion, or their source. ``short`` is a spelling with one dash.
-    ``text`` ends with the default in brackets, if there is one.
+    holds; ``least`` is for numbers of one command. ``offers`` are the values for shell completion, or their source.
+    ``short`` is a spelling with one dash. ``text`` ends with the default in brackets, if there is one.
     """
 
     name: str
@@ -70,6 +70,7 @@ class Flag(NamedTuple):
     read: Reader | None = None
     offers: tuple[str, ...] | Offer = ()
     short: str = ""
+    least: float = -math.inf
 
     @property
     def flag(self) -> str:
@@ -99,7 +100,11 @@ class Flag(NamedTuple):
             return None
         if self.kind == "duration":
             return duration_s(self.flag, value)
-        return _number(self, value) if self.kind in ("integer", "number") else value
+        if self.kind not in ("integer", "number"):
+            return value
+        if (number := _number(self, value)) < self.least:
+            raise usage(f"`{self.flag} {value}` is less than {self.least:g}", why=self.text, fix=f"`{self.flag} 50`")
+        return number
 
     def parsed(self, typed: Resolved[Any]) -> Resolved[Any]:
         """Return the typed value as ``read`` understands it, with the same source. Raises UsageError."""
@@ -235,7 +240,7 @@ def read_nproc(flag: Flag, typed: Resolved[str]) -> NprocWord:
     raise usage(
         f"`{typed.value}` is not a number of processes",
         why="NPROC is processes per node: a positive integer, `auto` (every visible GPU) or `NxM` (N nodes of M)",
-        fix="`ddplaunch run 4 -- train.py`; `--gpus 0,1` names GPUs",
+        fix=f"a number in the place of `{typed.value}`; `--gpus 0,1` names GPUs",
         where=str(typed.source),
     )
 

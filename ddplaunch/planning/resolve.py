@@ -264,7 +264,7 @@ def resolve_processes(typed: Resolved[Processes] | None, device: Device, situati
         raise usage(
             f"`auto` cannot count GPUs: {reason}",
             why="`auto` is one process for each visible GPU",
-            fix="say the number, as in `ddplaunch run 4 -- train.py`, or add `--device cpu`",
+            fix="a number in the place of `auto`, or `--device cpu`",
             code="no-gpu-to-count",
         )
     return Resolved(number, Source("detected", count(number, "visible GPU")))

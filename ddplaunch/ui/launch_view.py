@@ -11,7 +11,7 @@ from ddplaunch.checks.check import LaunchGpus
 from ddplaunch.machine.facts import Facts
 from ddplaunch.planning.launch import Launch, Passed, Target
 from ddplaunch.planning.ranks.topology import endpoint
-from ddplaunch.scaling.numbers import Numbers, format_factor, format_lr
+from ddplaunch.scaling.numbers import Numbers, format_factor, format_lr, round_significant
 from ddplaunch.ui.speech import findings_text
 from ddplaunch.ui.table import panel
 from ddplaunch.ui.terminal import Terminal, cut, speak, visible
@@ -125,10 +125,13 @@ def _doubted(text: str, doubts: Mapping[str, str]) -> str:
 def lr_text(launch: Launch) -> str:
     """Return ``0.0004 = 0.0001 × 4 (linear: batch 32 / 8)``, ``0.0004 (as given)``, or an empty text.
 
-    Empty for the script's own rate where nothing scaled it. Adds the value from which the script computes its rate.
+    The script's own rate, which is never scaled unasked, is shown for several ranks, with what would scale it. Adds the
+    value from which the script computes its rate.
     """
     numbers, doubts = launch.numbers, _doubts(launch, "lr")
     base, lr, factor = numbers.base_lr, numbers.lr, numbers.lr_factor
+    if lr is not None and base is None and lr.source.kind == "script" and not doubts:
+        return _not_scaled(launch)
     if lr is None or ((base or lr).source.kind == "script" and (base is None or factor is None or factor.value == 1)):
         return ""
     value = number_text(lr.value) + "?" * bool(doubts)
@@ -140,6 +143,19 @@ def lr_text(launch: Launch) -> str:
     scaled = (one for one in launch.passed if one.number == "lr" and one.note and one.value != format_lr(lr.value))
     own = (f"; the script gets {one.value}, {one.note}" for one in scaled)
     return _doubted(value + origin + next(own, ""), doubts)
+
+
+def _not_scaled(launch: Launch) -> str:
+    """Return ``0.05 (train.py:10), not scaled: `--base-lr 0.05` makes it 0.1``; empty for one rank."""
+    lr, ranks = launch.numbers.lr, launch.numbers.world_size.value
+    if lr is None or ranks == 1:
+        return ""
+    text, place = number_text(lr.value), lr.source.detail.removeprefix("default at ")
+    if " × " in place:  # by the script itself
+        return f"{text} ({place})"
+    typed = place.startswith("`")  # after `--`, where it would contradict the scaled rate
+    more = f": `--base-lr {text}` makes it {number_text(round_significant(lr.value * ranks))}"
+    return f"{text} ({place}), not scaled" + more * ("lr" in launch.receives and not typed)
 
 
 def _rule_text(numbers: Numbers) -> str:

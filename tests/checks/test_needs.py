@@ -99,6 +99,14 @@ OPTIONS = tuple(DeclaredOption((flag,), HERE) for flag in ("--batch-size", "--lr
         (("--batch", "16", "--lr=1", "--help", "-5", "--", "--zebra"), healthy_script(options=OPTIONS), None),
         (("--zebra",), healthy_script(options=OPTIONS, complete=False), None),
         (("--zebra",), healthy_script(options=()), None),
+        (("--dry-run",), healthy_script(options=OPTIONS), "put `--dry-run` before `--`: it is an option of ddplaunch"),
+        (("--accum=2",), healthy_script(options=()), "put `--accum` before `--`: it is an option of ddplaunch"),
+        (("--accum", "2"), healthy_script(options=(), complete=False), None),
+        (
+            ("--dry-run",),
+            healthy_script(options=OPTIONS, complete=False),
+            "put `--dry-run` before `--`: it is an option of ddplaunch",
+        ),
         (("--zebra",), healthy_script(options=(*OPTIONS, DeclaredOption(("--x",), HERE, parser="fire"))), None),
     ],
 )
@@ -106,6 +114,8 @@ def test_an_argument_that_argparse_will_refuse(args: tuple[str, ...], script: Sc
     launch = healthy_launch(target=Target("script", "train.py", args))
     finding = found(CHECKS, "script-arguments", launch=launch, script=script)
     assert (finding and finding.fix) == fix
+    certain = script.complete and script.options
+    assert finding is None or finding.severity.value == ("error" if certain else "warning")
 
 
 def test_a_launch_that_cannot_work_is_refused_before_the_start(call: Call, folder: Path) -> None:

@@ -62,7 +62,6 @@ def first_words(shown: str) -> list[str]:
         ("ddplaunch submit --to k", ["kubernetes"]),
         ("ddplaunch run --profile ", ["big", "small"]),
         ("ddplaunch run a", ["auto"]),
-        ("ddplaunch run --ignore shm-too-small,disk-n", ["shm-too-small,disk-nearly-full"]),
     ],
 )
 def test_words(offered: Offers, folder: Path, line: str, words: list[str]) -> None:

@@ -68,7 +68,7 @@ ARGUMENTS = {
     "clean": ["--dry-run"],
 }
 #: These have nothing to work on there: no run, no script.
-REFUSED = ("convert", "fit", "logs", "prove", "report", "scale", "submit")
+REFUSED = ("convert", "fit", "init", "logs", "prove", "report", "scale", "submit")
 
 
 @pytest.mark.slow

@@ -138,7 +138,7 @@ def test_contradictions(call: Call, folder: Path, words: list[str], says: str) -
         (["a" * 5000 + ".py"], "does not exist"),
         (["a/" * 3000 + "x"], "does not exist"),
         (["loop/train.py"], "does not exist"),
-        (["--epochs", "3", "train.py"], "fix: `ddplaunch run --epochs 3 -- train.py`"),
+        (["--epochs", "3", "train.py"], "fix: `ddplaunch run 2 --epochs 3 -- train.py`"),
         (["-m"], "names no module"),
         (["-m", "a b"], "`-m a b` names no module"),
         (["-m", "train.py"], "there is no module `train.py`"),

@@ -25,7 +25,7 @@ def typed(gone: str) -> list[str]:
     return [*words, "--", "train.py"] if words[0] in ("run", "scale") else words
 
 
-@pytest.mark.parametrize("gone", [each for each in REMOVED if "RUN" not in each])
+@pytest.mark.parametrize("gone", REMOVED)
 def test_each_is_answered_with_what_to_use_instead(gone: str, call: Call) -> None:
     said = call(*typed(gone))
     assert said.status == 2 and said.err.startswith(f"error[removed]: `{gone}` is gone\n"), said.err
@@ -53,12 +53,7 @@ def test_in_a_profile_and_from_python(call: Call, folder: Path) -> None:
         ddplaunch.launch("train.py", trace="t.svg")
 
 
-def test_two_runs_are_not_compared_and_two_logs_are_read_as_one(call: Call, folder: Path) -> None:
-    for run_id in ("good", "bad"):
-        record(folder / ".ddplaunch", run_id)
-    for words in (("good", "bad"), ("good", ".ddplaunch/runs/bad")):
-        said = call("explain", *words)
-        assert said.status == 2 and "error[removed]: `explain RUN RUN` is gone" in said.err
+def test_two_logs_are_read_as_one(call: Call, folder: Path) -> None:
     (folder / "one.log").write_text("fine\n")
     (folder / "two.log").write_text("Traceback (most recent call last):\n  File \"t.py\", line 1\nKeyError: 'x'\n")
     assert "KeyError" in call("explain", "one.log", "two.log").out

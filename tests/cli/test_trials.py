@@ -65,8 +65,8 @@ def test_trials_on_other_machines_change_files_only_where_that_is_asked_for(
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["scale", "1", "--steps", "0"], "`--steps 0` is not a number of steps"),
-        (["fit", "1", "--steps", "-4"], "`--steps -4` is not a number of steps"),
+        (["scale", "1", "--steps", "0"], "`--steps 0` is less than 1"),
+        (["fit", "1", "--steps", "-4"], "`--steps -4` is less than 1"),
         (["fit", "2x2"], "`fit` tries batches on one machine, and this launch has several"),
         (["scale", "1,,2"], "`SIZES ` is not a number of processes"),
         (["scale", "2x2"], "`SIZES 2x2` is not a number of processes"),

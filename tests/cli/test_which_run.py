@@ -47,12 +47,12 @@ def test_records_are_named_by_id_by_a_part_and_by_path(tmp_path: Path) -> None:
 def test_an_id_comes_before_a_part_of_another_also_where_only_that_runs(start_run: StartRun, folder: Path) -> None:
     run = start_run("a", cwd=folder)
     part = run.run_id[:-2]
-    (over,) = running_runs(part, None, "stop")
+    (over,) = running_runs(part, None)
     assert over.run_id == run.run_id and over.processes is not None
     record(folder / ".ddplaunch", part)
-    (over,) = running_runs(part, None, "stop")
+    (over,) = running_runs(part, None)
     assert (over.run_id, over.processes) == (part, None)
-    assert running_run(part, None, "top") is None and which_run(part, None).run_id == part
+    assert running_run(part, None) is None and which_run(part, None).run_id == part
 
 
 def test_a_live_run_of_another_directory_is_found_by_its_id(
@@ -61,7 +61,7 @@ def test_a_live_run_of_another_directory_is_found_by_its_id(
     record(folder / ".ddplaunch", "here")
     run_id = recorded_and_live(start_run, tmp_path / "elsewhere", "far", tmp_path)
     assert which_run(run_id, None).record == (tmp_path / "elsewhere" / "runs" / run_id).resolve()
-    assert running_run(run_id, None, "top") is not None
+    assert running_run(run_id, None) is not None
     said = call("explain", run_id)
     assert (said.status, said.out) == (0, f"nothing failed in run {run_id} so far: it is still running\n")
     for word, run_dir in ((run_id[:-1], None), (run_id, str(folder / ".ddplaunch"))):
@@ -74,16 +74,16 @@ def test_without_a_word_the_newest_that_runs_here_is_meant_and_to_stop_the_only_
 ) -> None:
     outcome(record(folder / ".ddplaunch", "ended"))
     far = start_run("far", cwd=tmp_path)
-    assert running_run(None, None, "top") is None
-    assert "no run of this directory is running; `ddplaunch top " in " ".join(capsys.readouterr().err.split())
+    assert running_run(None, None) is None
+    assert "no run of this directory is running; `ddplaunch ps` lists " in " ".join(capsys.readouterr().err.split())
     first, second = (recorded_and_live(start_run, folder / ".ddplaunch", name, folder) for name in ("one", "two"))
     os.utime(folder / ".ddplaunch" / "runs" / first / "run.json", (1e9, 1e9))
-    found = running_run(None, None, "top")
+    found = running_run(None, None)
     assert found is not None and found.run_id == second
-    assert [run.run_id for run in running_runs(None, None, "stop")] == [second, first]
+    assert [run.run_id for run in running_runs(None, None)] == [second, first]
     said = call("stop")
     assert said.status == 2 and f"2 runs could be meant: `{second}`, `{first}`" in " ".join(said.err.split())
-    assert far.launcher.poll() is None and running_run(first, None, "top") is not None
+    assert far.launcher.poll() is None and running_run(first, None) is not None
 
 
 def test_two_live_runs_of_one_id_are_told_apart_by_their_records(
@@ -95,7 +95,7 @@ def test_two_live_runs_of_one_id_are_told_apart_by_their_records(
         mark = {"DDPLAUNCH_RUN_ID": run_id, LAUNCH: str(place), SETTINGS: json.dumps({"directory": str(place)})}
         start_run("same", cwd=folder, **mark)
     with pytest.raises(UsageError, match="2 runs could be meant") as error:
-        running_runs(run_id, None, "stop")
+        running_runs(run_id, None)
     assert all(str(place) in error.value.findings[0].what for place in places)
-    (named,) = running_runs(str(places[0]), None, "stop")
+    (named,) = running_runs(str(places[0]), None)
     assert only_one([named]).directory == places[0] and named.processes is not None

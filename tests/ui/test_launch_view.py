@@ -77,7 +77,18 @@ def test_a_learning_rate_of_the_script_is_said_to_be_its_own() -> None:
     text = launch_panel(launch(numbers=scaled), (), Terminal(200))
     assert "lr     0.0004 = 0.0001 × 4 (linear: batch 32 / 8)\n" in text
     final = dataclasses.replace(launch().numbers, base_lr=None, lr=own)
-    assert "  lr  " not in launch_panel(launch(numbers=final), (), Terminal(200))  # nobody gave or scaled one
+    text = launch_panel(launch(numbers=final, receives=("lr",)), (), Terminal(200))
+    assert "lr     0.0001 (train.py:31), not scaled: `--base-lr 0.0001` makes it 0.0004\n" in text
+    assert "(train.py:31), not scaled\n" in launch_panel(launch(numbers=final, receives=()), (), Terminal(200))
+    for detail, shown in (
+        ("`--lr` after `--`", "(`--lr` after `--`), not scaled"),
+        ("x, × 4 at t.py:9", "(x, × 4 at t.py:9)"),
+    ):
+        numbers = dataclasses.replace(final, lr=Resolved(0.0001, Source("script", detail)))
+        assert f"lr     0.0001 {shown}\n" in launch_panel(launch(numbers=numbers, receives=("lr",)), (), Terminal(200))
+    alone = dataclasses.replace(final, world_size=Resolved(1, Source("flag")))
+    assert "  lr  " not in launch_panel(launch(numbers=alone), (), Terminal(200)), "one rank changes nothing"
+    assert "  lr  " not in launch_panel(launch(numbers=final, doubts=(("lr", "?"),)), (), Terminal(200))
     same = dataclasses.replace(scaled, lr_factor=Resolved(1.0, Source("computed")), lr=own)
     assert "  lr  " not in launch_panel(launch(numbers=same), (), Terminal(200))
 

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 from ddplaunch.cli.parsing.command import RUN_DIR, Command
-from ddplaunch.cli.parsing.typed_words import whole_number
 from ddplaunch.cli.streams import answer, answer_json, say, tell, tell_findings
 from ddplaunch.hosts.local.end_orphans import clean as clean_up
 from ddplaunch.hosts.local.end_orphans import leftovers
@@ -39,7 +38,7 @@ COMMAND = Command(
         Flag("run", "argument", "", "Clean up only this run; keep all records.", "RUN", offers="runs"),
         Flag("yes", "switch", "", "Do not ask for confirmation.", short="-y"),
         Flag("dry_run", "switch", "", "List what would be ended and removed; change nothing."),
-        Flag("keep", "text", "", "Number of the newest records to keep [50].", "N"),
+        Flag("keep", "integer", "", "Number of the newest records to keep [50].", "N", least=0),
         Flag("json", "switch", "", "Everything that was found and done, as JSON."),
         RUN_DIR,
     ),
@@ -53,16 +52,13 @@ def clean(
     run: str | None,
     yes: bool | None,
     dry_run: bool | None,
-    keep: str | None,
+    keep: int | None,
     json: bool | None,
     run_dir: str | None,
 ) -> int:
     """List orphans and old records, ask, end and remove them, and verify that they are gone."""
-    newest, now_s = _KEEP, time.time()
-    if keep is not None:
-        why = "it is how many of the newest records stay, 0 or more"
-        newest = whole_number("--keep", keep, "records", why, "`--keep 50`")
-    work = work_to_do(runs_directory(run_dir), newest, run)
+    now_s = time.time()
+    work = work_to_do(runs_directory(run_dir), _KEEP if keep is None else keep, run)
     if not json:
         answer(work_text(work, now_s, Terminal.of(sys.stdout)))
     if work.nothing or dry_run or not _agreed(work, bool(yes), not json):

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.cli.hosts.hosts_verdict import launcher_lost, most_telling, told_by_launcher, unsaid
-from ddplaunch.cli.parsing.removed import removed
 from ddplaunch.cli.streams import answer, answer_json, tell
 from ddplaunch.cli.which_run import Run, only_one, which_run, with_what_hosts_have
 from ddplaunch.explain.diagnosis import VAGUE, Explanation, explanation_json
@@ -215,9 +214,6 @@ def _run(targets: list[str], run_dir: str | None) -> Run | list[str]:
     """Return the run that is meant, or the named logs."""
     base = runs_directory(run_dir)
     if len(targets) > 1:
-        runs = any((base / "runs" / word / "run.json").is_file() for word in targets if word)
-        if runs and (removal := removed("explain", "RUN RUN")):
-            raise removal
         return targets
     if not targets:
         return which_run(None, run_dir)

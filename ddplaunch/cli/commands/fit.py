@@ -28,7 +28,14 @@ COMMAND = Command(
         ("ddplaunch fit 2 --device cpu --memory 4GiB -- train.py", "4 GiB for each process, which none exceeds"),
     ),
     options=(
-        Flag("headroom", "number", TRIALS, "Percentage of the memory that stays free [10].", "PERCENT", example="10"),
+        Flag(
+            "headroom",
+            "number",
+            TRIALS,
+            "Percentage of the memory that stays free, up to 90 [10].",
+            "PERCENT",
+            example="10",
+        ),
         *trial_options(5),
         Flag("json", "switch", OUTPUT, "Everything as JSON."),
     ),
@@ -49,13 +56,14 @@ def fit(
     typed: TypedLaunch,
     headroom: float | None,
     json: bool | None,
-    steps: str | None,
+    steps: int | None,
     in_place: bool | None,
 ) -> int:
     """Try batches until the largest that fits is known, and print the command."""
     options = with_configuration(typed)
     measure = measure_of(options, steps, usual_s=5.0)
-    search = _Search(options, typed, _headroom(headroom))
+    free = _HEADROOM if headroom is None else min(max(headroom / 100, 0.0), 0.9)
+    search = _Search(options, typed, free)
     runs = Trials("fit", search.first, typed, measure, in_place=bool(in_place))
     interrupted = runs.run_all(search.run())
     fitted = search.fitted()
@@ -66,20 +74,6 @@ def fit(
     if interrupted:
         return ExitStatus.INTERRUPTED
     return ExitStatus.DONE if fitted.problem is None else ExitStatus.FINDINGS
-
-
-def _headroom(percent: float | None) -> float:
-    """Return the fraction of memory to keep free. Raises UsageError."""
-    if percent is None:
-        return _HEADROOM
-    if not 0 <= percent <= 90:
-        raise usage(
-            f"`--headroom {percent:g}` is no part of the memory",
-            why="it says how much stays free, from 0 to 90 %",
-            fix="`--headroom 10`",
-            where="flag: --headroom",
-        )
-    return percent / 100
 
 
 class _Search:

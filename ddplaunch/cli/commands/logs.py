@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 
 from ddplaunch.cli.parsing.command import RECORDED_RUN, RUN_DIR, Command
 from ddplaunch.cli.parsing.typed_words import whole_number
-from ddplaunch.cli.streams import say, tell, tell_findings
+from ddplaunch.cli.streams import tell, tell_findings
 from ddplaunch.cli.which_run import kept_elsewhere, which_run
 from ddplaunch.hosts.json_lines import json_line
 from ddplaunch.hosts.session.each_host import EachHost
 from ddplaunch.planning.flag import Flag
 from ddplaunch.records.find import read_record
 from ddplaunch.records.launchers import Launched, read_processes
-from ddplaunch.records.log_files import LogFile, LogPart, blocks, has_stamps, log_file, log_files, log_parts
+from ddplaunch.records.log_files import LogFile, blocks, log_file, log_parts
 from ddplaunch.records.log_files import follow_logs as follow_files
 from ddplaunch.records.run_states import live_run
 from ddplaunch.ui.logs_view import Lines, cut_text, prefix_of
 from ddplaunch.ui.terminal import Terminal, write
 from ddplaunch.values.finding import ExitStatus, UsageError, usage
-from ddplaunch.values.words import host_name, numbers_of, ranks_text
+from ddplaunch.values.words import host_name, numbers_of
 
 COMMAND = Command(
     examples=(
@@ -62,13 +62,11 @@ def logs(
     away = kept_elsewhere(directory)
     parts = log_parts(directory, ranks, last)
     if not (parts or follow or away or json):
-        raise _nothing_there(directory, ranks)
+        raise _nothing_there(directory, rank)
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
     prefix = None if ranks is not None and len(ranks) == 1 else _prefix(directory, away)
     show = Lines(prefix, on_terminal, untouched=on_terminal or not follow)
     tell(cut_text(parts) or "")
-    if not follow:
-        _say_order(parts)
     try:
         with ExitStack() as stack:
             later: Iterator[tuple[LogFile | None, bytes]] = iter(())
@@ -91,8 +89,6 @@ def logs(
     except KeyboardInterrupt:
         write(b"\n" if on_terminal else b"")
         raise
-    if not directory.is_dir():
-        say(f"{directory.name}: its record was removed")
     write(show.end())
     return ExitStatus.DONE
 
@@ -174,21 +170,10 @@ def _parse_lines(text: str | None) -> int | None:
     return whole_number("--lines", text, "lines", why, fix)
 
 
-def _nothing_there(directory: Path, ranks: frozenset[int] | None) -> UsageError:
-    logged_ranks = sorted({file.rank for file in log_files(directory)})
-    of_ranks = "" if ranks is None or not logged_ranks else f" of {ranks_text(sorted(ranks))}"
+def _nothing_there(directory: Path, rank: str | None) -> UsageError:
     return usage(
-        f"the record of {directory.name} holds no output{of_ranks}",
-        why=f"it has that of {ranks_text(logged_ranks)}"
-        if logged_ranks
-        else "no rank has started yet, or it was launched with `--no-capture`",
+        f"the record of {directory.name} holds no output of {'any rank' if rank is None else f'rank {rank}'}",
+        why="it has not started yet, does not exist, or was launched with `--no-capture`",
         fix=f"`ddplaunch logs {directory.name} --follow` waits for it",
         code="no-output-recorded",
     )
-
-
-def _say_order(parts: Sequence[LogPart]) -> None:
-    """Tell the user if lines are not in the order in which they were printed."""
-    ranks = {part.file.rank for part in parts if part.end > part.start and not has_stamps(part)}
-    if len(ranks) > 1:
-        say("lines have no timestamps, so output is grouped by rank")

@@ -44,7 +44,7 @@ _SIZES = Source("flag", "SIZES")
 _PER_CPU = 4  # processes
 
 
-def scale(typed: TypedLaunch, json: bool | None, steps: str | None, in_place: bool | None) -> int:
+def scale(typed: TypedLaunch, json: bool | None, steps: int | None, in_place: bool | None) -> int:
     """Measure each size in turn, and print its speed-up and what limits it."""
     words = required(typed.script, "scale")
     launch = {name: value for name, value in typed.said.items() if name != "nproc"}

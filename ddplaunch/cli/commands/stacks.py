@@ -52,7 +52,7 @@ _SCHEMA = 3
 
 def stacks(run: str | None, full: bool | None, json: bool | None, run_dir: str | None) -> int:
     """Show where the ranks are, grouped by place, the odd one out first."""
-    chosen = running_run(run, run_dir, "stacks")
+    chosen = running_run(run, run_dir)
     if chosen is None or chosen.processes is None:
         return ExitStatus.DONE
     hosts: tuple[str, ...] = (host_name(),)

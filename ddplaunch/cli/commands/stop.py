@@ -55,7 +55,7 @@ def stop(run: str | None, grace: float | None, json: bool | None, run_dir: str |
 
     Returns 1 where something is left of it.
     """
-    runs = running_runs(run, run_dir, "stop")
+    runs = running_runs(run, run_dir)
     if not runs:
         return ExitStatus.DONE
     chosen = only_one(runs)

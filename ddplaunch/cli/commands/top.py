@@ -47,7 +47,7 @@ def top(run: str | None, interval: float | None, count: int | None, json: bool |
     """Watch a run that runs here."""
     most = None if count is None else max(1, count)
     interval_s = max(_LEAST_S, interval or 1.0)
-    chosen = running_run(run, run_dir, "top")
+    chosen = running_run(run, run_dir)
     if chosen is None or chosen.processes is None:
         return ExitStatus.DONE
     described = summary(chosen.directory, chosen.processes, host_name())

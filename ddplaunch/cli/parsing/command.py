@@ -35,6 +35,7 @@ COMMANDS: Mapping[str, Listed] = {
     "submit": Listed(_LAUNCH, "Submit the same launch to Slurm; print it for Kubernetes."),
     "doctor": Listed(_LAUNCH, "Check this machine; with a launch, check that too."),
     "convert": Listed(_LAUNCH, "Translate torchrun, accelerate or srun commands."),
+    "init": Listed(_LAUNCH, "Write a ddplaunch.toml, and a script that trains."),
     "ps": Listed(_WATCH, "List running and recent runs."),
     "logs": Listed(_WATCH, "Show what the ranks of a run printed."),
     "top": Listed(_WATCH, "Watch step rate, CPU, memory and GPU of every rank."),
@@ -43,6 +44,7 @@ COMMANDS: Mapping[str, Listed] = {
     "explain": Listed(_AFTERWARDS, "Name the root cause of a failed run or of any log."),
     "report": Listed(_AFTERWARDS, "Write one page about a run, for a colleague."),
     "clean": Listed(_AFTERWARDS, "End processes whose launcher is gone; remove old records."),
+    "env": Listed(_AFTERWARDS, "Print what a bug report needs."),
 }
 #: Commands that take the options of a launch, and a script after ``--``.
 LAUNCHING = ("run", "plan", "doctor", "submit", "scale", "fit", "prove")
@@ -112,7 +114,7 @@ def names_hosts(flags: Mapping[str, Any]) -> bool:
 def trial_options(usual_s: int) -> tuple[Flag, ...]:
     """Return the options for how long trials measure (``usual_s`` seconds by default), and where they write."""
     return (
-        Flag("steps", "text", TRIALS, f"Steps to measure [those of {usual_s} s, and at least 10].", "N"),
+        Flag("steps", "integer", TRIALS, f"Steps to measure [those of {usual_s} s, and at least 10].", "N", least=1),
         Flag("in_place", "switch", TRIALS, "Let trials change files as the script does."),
     )
 
@@ -120,21 +122,26 @@ def trial_options(usual_s: int) -> tuple[Flag, ...]:
 class Command(NamedTuple):
     """One command: two examples with what each does, its own options, and further text for its page of help."""
 
-    examples: tuple[tuple[str, str], tuple[str, str]]
+    examples: tuple[tuple[str, str], ...]
     options: tuple[Flag, ...]
     more: str = ""
 
 
 def command_named(name: str) -> Command:
     """Return a command of ``COMMANDS``."""
-    command: Command = import_module(f"ddplaunch.cli.commands.{name}").COMMAND
+    command: Command = _file_of(name).COMMAND
     return command
 
 
 def body_of(name: str) -> Callable[..., int]:
     """Return the function that executes a command and returns its exit status."""
-    body: Callable[..., int] = getattr(import_module(f"ddplaunch.cli.commands.{name}"), name)
+    body: Callable[..., int] = getattr(_file_of(name), name)
     return body
+
+
+def _file_of(name: str) -> Any:
+    folder = "commands.setting_up" if name in ("convert", "env", "init") else "commands"
+    return import_module(f"ddplaunch.cli.{folder}.{name}")
 
 
 def options_of(name: str) -> tuple[Flag, ...]:

@@ -46,10 +46,6 @@ def offered(option: Flag) -> Callable[[str], list[tuple[str, str]]] | None:
     def complete(incomplete: str) -> list[tuple[str, str]]:
         with suppress(Exception):  # such as a broken record or profile: a traceback would garble the prompt
             words = [Offered(word) for word in completed] if isinstance(completed, tuple) else _SOURCES[completed]()
-            earlier, comma, _ = incomplete.rpartition(",")
-            if comma and completed == "checks":
-                typed = earlier.split(",")
-                words = [Offered(f"{earlier},{word}", text) for word, text in words if word not in typed]
             return list({word: (word, text) for word, text in reversed(words) if _SAFE.match(word)}.values())[::-1]
         return []
 

@@ -41,17 +41,17 @@ def parse_words(words: Sequence[str]) -> dict[str, Any] | None:
 
     Raises UsageError for words that it does not understand.
     """
-    parsed: dict[str, Any] = {}
+    parsed: list[dict[str, Any]] = []
     command = words[0] if words and words[0] in COMMANDS else None
     # building one command takes half the time of building all
-    app = _application([command] if command else list(COMMANDS), parsed.update)
+    app = _application([command] if command else list(COMMANDS), parsed.append)
     try:
         app(args=list(words[1:] if command else words), prog_name=_name(command), standalone_mode=False)
     except Exception as exception:
         if not hasattr(exception, "format_message"):
             raise
         raise _misunderstood(words, exception) from exception
-    return with_lists_taken_apart(parsed) if parsed else None
+    return with_lists_taken_apart(parsed[0]) if parsed else None
 
 
 def answer_shell() -> None:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Literal
 
 from ddplaunch.cli.child_run import end_run, start_run, told_so_far
-from ddplaunch.cli.parsing.typed_words import TypedLaunch, whole_number
+from ddplaunch.cli.parsing.typed_words import TypedLaunch
 from ddplaunch.cli.prepare import Prepared, errors, prepare
 from ddplaunch.cli.streams import ending_by_signals, say, tell, tell_findings
 from ddplaunch.cli.target import parse_target
@@ -106,13 +106,9 @@ class Trial:
         return batch * len(ranks) / sum(rank.mean_s for rank in ranks)
 
 
-def measure_of(options: Options, steps: str | None, usual_s: float) -> Measure:
-    """Return how long trials measure: ``steps`` as typed, else ``usual_s``. Raises UsageError for other words."""
-    timeout_s = value_of(options.timeout_s, 600.0)
-    if steps is None:
-        return Measure(None, usual_s, timeout_s)
-    why, fix = "it is how many steps to measure, 1 or more", "`--steps 50`, or leave it out"
-    return Measure(whole_number("--steps", steps, "steps", why, fix, least=1), None, timeout_s)
+def measure_of(options: Options, steps: int | None, usual_s: float) -> Measure:
+    """Return how long trials measure: that many ``steps``, else ``usual_s``."""
+    return Measure(steps, None if steps else usual_s, value_of(options.timeout_s, 600.0))
 
 
 def decided(options: Options, script: Sequence[str]) -> Prepared:

@@ -1,0 +1,50 @@
+"""``ddplaunch init``: a commented ``ddplaunch.toml`` for the script at hand; with ``--script`` a script that trains."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ddplaunch import cli, examples
+from ddplaunch.cli.parsing.command import Command
+from ddplaunch.cli.prepare import prepare
+from ddplaunch.cli.streams import say
+from ddplaunch.cli.target import parse_target
+from ddplaunch.planning.flag import Flag
+from ddplaunch.planning.options import Options
+from ddplaunch.values.finding import ExitStatus, usage
+
+COMMAND = Command(
+    examples=(
+        ("ddplaunch init", "ddplaunch.toml, with the numbers of train.py"),
+        ("ddplaunch init mine.py --script", "mine.py as well: a small model that trains with DDP"),
+    ),
+    options=(
+        Flag("target", "argument", "", "The script at hand; no file is replaced [train.py].", "SCRIPT"),
+        Flag("script", "switch", "", "Write SCRIPT too: a small transformer, trained with nothing but torch."),
+    ),
+)
+
+_FILE = "ddplaunch.toml"
+#: Keys of the profile for numbers of the script; a rate to scale from is for the user to switch on.
+_KEYS = {"batch_size": "batch-size", "accum": "accum", "lr": "# base-lr", "warmup_steps": "# base-warmup"}
+
+
+def init(target: str | None, script: bool | None) -> int:
+    """Write the files. Raises UsageError where one exists, or the script does not."""
+    name = target or "train.py"
+    for path in (_FILE, name) if script else (_FILE,):
+        if os.path.lexists(path):
+            raise usage(f"`{path}` exists", why="`init` replaces no file", fix=f"`mv {path} {path}.old`")
+    if script:
+        Path(name).write_bytes(Path(examples.__file__).with_name("train_char.py").read_bytes())
+    numbers = prepare(Options(), parse_target([name])).launch.numbers
+    text = Path(cli.__file__).with_name("init.toml").read_text("utf-8")
+    text = text.replace("NAME", Path(name).stem).replace("SCRIPT", name)
+    for field, key in _KEYS.items():
+        number = getattr(numbers, field)
+        if number is not None and number.source.kind == "script":
+            text += f"{key} = {number.value}  # {number.source}\n"
+    Path(_FILE).write_text(text, "utf-8")
+    say(f"wrote {_FILE}; `ddplaunch run 2 --profile {Path(name).stem} -- {name}` uses it")
+    return ExitStatus.DONE
