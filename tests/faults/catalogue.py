@@ -153,7 +153,16 @@ RANKS = (
         1,
         says="/data/imagenet/train-00007.parquet",
     ),
-    Fault("module", "import transformerz\n", ("module-not-found",), ANY, 1, init=False, says="transformerz"),
+    Fault(
+        "module",
+        "import transformerz\n",
+        ("module-not-found",),
+        ANY,
+        1,
+        init=False,
+        options=("--ignore", "module-not-found"),
+        says="transformerz",
+    ),
     Fault(
         "arguments",
         "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float)\nprint(p.parse_args())\n",
@@ -162,6 +171,7 @@ RANKS = (
         2,
         init=False,
         args=("--learning-rate", "0.2"),
+        options=("--ignore", "script-arguments"),
         says="--learning-rate",
     ),
     Fault(
@@ -172,6 +182,7 @@ RANKS = (
         2,
         init=False,
         args=("--local-rank=0",),
+        options=("--ignore", "script-arguments"),
         says="--local-rank",
     ),
     Fault("nccl_on_cpu", "r, w = init('nccl')\nreduce()\n", ("nccl-unavailable",), ANY, 1),
