@@ -51,7 +51,7 @@ def test_nproc_is_read_in_all_its_forms(text: str, nodes: int | None, processes:
 def test_nproc_that_is_no_number_is_refused_with_what_to_type(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         said(nproc=text)
-    assert "ddplaunch run 4 -- train.py" in caught.value.findings[0].fix
+    assert f"a number in the place of `{text}`" in caught.value.findings[0].fix
 
 
 @pytest.mark.parametrize("text", ["0", "-2", "two", "4:2", "0:2", "1:2:3", ""])
