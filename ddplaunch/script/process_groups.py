@@ -111,7 +111,7 @@ def ranks_of(outside: Outside, options: Sequence[DeclaredOption]) -> GroupSetUp:
     """Return where the script starts its own ranks, or which options keep it from setting up a process group."""
     parts, flow = outside.parts, outside.flow
     certain = next((place for place in outside.spawns if _is_certain(*place, flow)), None)
-    set_ups = _set_ups(parts)
+    set_ups = _set_ups(parts, flow)
     obstacles = [outside.obstacle(call, part) for call, part in set_ups]
     alone = None not in obstacles
     aware = any(name in _RANK_NAMES for part in parts for name in environment_names(part))
@@ -160,12 +160,14 @@ def device_from_option(parts: Sequence[ReachablePart], flow: Flow, option: Decla
     return None
 
 
-def _set_ups(parts: Sequence[ReachablePart]) -> list[tuple[ast.Call, ReachablePart]]:
+def _set_ups(parts: Sequence[ReachablePart], flow: Flow) -> list[tuple[ast.Call, ReachablePart]]:
+    """Return the calls that set up groups; of names that the program defines itself only torch's and DeepSpeed's."""
     calls = ((call, part) for part in parts for call in part.calls_of(*_SETS_UP) if last(call.func) in _SETS_UP)
     return [
         (call, part)
         for call, part in calls
-        if last(call.func) != "init_distributed" or dotted(call.func, part.aliases).startswith("deepspeed.")
+        if dotted(call.func, part.aliases).startswith(("torch.", "deepspeed."))
+        or not (last(call.func) == "init_distributed" or flow.is_own(last(call.func)))
     ]
 
 

@@ -235,24 +235,6 @@ def test_yacs_takes_pairs_behind_everything_else(
     assert launched(tmp_path, *args).args == final
 
 
-MMCV = """
-    import argparse
-    from mmcv import Config, DictAction
-    p = argparse.ArgumentParser()
-    p.add_argument("config")
-    p.add_argument("--options", nargs="+", action=DictAction)
-    args = p.parse_args()
-    cfg = Config.fromfile(args.config)
-    cfg.merge_from_dict(args.options)
-"""
-
-
-def test_the_samples_per_gpu_of_mmcv_are_no_samples_to_look_at(tmp_path: Path) -> None:
-    net = "data = dict(samples_per_gpu=2, val=dict(samples_per_gpu=1))\noptimizer = dict(lr=0.1)\n"
-    write(tmp_path, {"train.py": MMCV, "net.py": net + "sampling = dict(batch_size=4)\n"})
-    assert launched(tmp_path, "net.py").args == ("net.py", "--options", "data.samples_per_gpu=8", "optimizer.lr=0.004")
-
-
 DETECTRON = """
     from detectron2.config import LazyConfig, get_cfg
     from detectron2.engine import default_argument_parser, default_setup
@@ -312,7 +294,7 @@ def test_mmengine_takes_its_documented_keys_behind_their_option(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("library", "known"), [("mmengine.config", True), ("mmcv", True), ("util.copied_config", False)]
+    ("library", "known"), [("mmengine.config", True), ("mmcv", False), ("util.copied_config", False)]
 )
 def test_without_a_file_only_the_library_itself_has_its_documented_keys(
     tmp_path: Path, library: str, known: bool

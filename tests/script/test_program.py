@@ -93,6 +93,11 @@ def test_ranks_of_a_launch_that_meet_are_in_no_doubt(tmp_path: Path, text: str) 
     assert "world_size" not in dict(read(tmp_path, text).doubts)
 
 
+OWN_METHOD = (
+    "import torch\nclass Adapter:\n    def init_process_group(self, backend):\n"
+    "        torch.distributed.init_process_group(backend, rank=self.rank)\nAdapter().init_process_group('nccl')\n"
+)
+SPAWNED = "import torch.multiprocessing as mp\ndef f(rank):\n    dist.init_process_group(rank=rank, world_size=4)\n"
 OF_SLURM = "import torch\ntorch.distributed.init_process_group(rank=int(os.environ['SLURM_PROCID']))\n"
 MPI = "import os\nfrom mpi4py import MPI\nimport torch.distributed as dist\n"
 SETS_RANK = "os.environ['RANK'] = str(MPI.COMM_WORLD.Get_rank())\ndist.init_process_group('nccl')\n"
@@ -121,6 +126,9 @@ SUPER = (
         (SUPER + "Mine('pytorch')\n", True),
         ("import os, torch\nos.environ['RANK'] = str(rank)\ntorch.distributed.init_process_group()\n", True),
         (OF_SLURM, True),
+        (OWN_METHOD, True),
+        (SPAWNED + "launch = mp.spawn\nlaunch(f, (1,), 4)\n", True),
+        (SPAWNED + "own = mp.get_context('spawn')\n[own.Process(target=f, args=(n,)) for n in range(4)]\n", True),
         ("import os\nif 'SLURM_PROCID' in os.environ:\n    " + OF_SLURM.replace("\n", "; ", 1), True),
         ("import os\nn = os.environ['WORLD_SIZE']\n" + OF_SLURM, True),
         (MPI + SETS_RANK, True),

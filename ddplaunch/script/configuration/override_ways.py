@@ -20,11 +20,10 @@ from ddplaunch.script.script_report import DeclaredAt, Spelling
 from ddplaunch.script.source import read_text
 from ddplaunch.values.frozen import dataclass
 
-# https://mmengine.readthedocs.io/en/latest/advanced_tutorials/config.html, and mmcv's configurations before it
+# https://mmengine.readthedocs.io/en/latest/advanced_tutorials/config.html
 _MMENGINE = ("train_dataloader.batch_size", "optim_wrapper.optimizer.lr", "optim_wrapper.accumulative_counts")
 # https://detectron2.readthedocs.io/en/latest/modules/config.html#yaml-config-references
 _DETECTRON = ("SOLVER.IMS_PER_BATCH", "SOLVER.BASE_LR", "SOLVER.WARMUP_ITERS")
-_MMCV = ("data.samples_per_gpu", "optimizer.lr")
 
 
 # Functions that read words of the command line into a configuration.
@@ -115,8 +114,8 @@ class Ways:
         elif name == "DictAction" or (name == "add_argument" and last(keyword(call, "action")) == "DictAction"):
             flag = next((each for item in call.args if (each := string(item) or "").startswith("--")), "")
             packages = {value.partition(".")[0] for value in part.aliases.values()}
-            # a program with a copy of mmcv's configurations has keys of its own
-            keys: tuple[str, ...] = _MMENGINE if "mmengine" in packages else _MMCV if "mmcv" in packages else ()
+            # with mmcv's configurations the script itself chooses its keys
+            keys: tuple[str, ...] = _MMENGINE if "mmengine" in packages else ()
             yield Way("k=v", where, "mmengine", flag, known=keys)
         elif full == "exec" and call.args and self._is_configurator(call.args[0]):
             yield Way("--k=v", where, "globals", prefix="--", entries=tuple(_globals_before(call, part)))
