@@ -355,7 +355,8 @@ clipped-before-average: Each rank clips its own gradients before they are averag
     Ranks with large gradients then count less. Remedy: average first, then clip.
 random-numbers-alike: Datasets draw the same random numbers on all ranks
     Samples of different ranks are then augmented alike. `prove` asks the dataset of each rank for its first sample
-    twice: the two differ, but are the same on all ranks. Remedy: `torch.manual_seed(seed + rank)` after the model is created.
+    twice: the two differ, but are the same on all ranks. Remedy: `torch.manual_seed(seed + rank)` after the model is
+    created.
 schedule-too-fast: A schedule makes as many steps per optimizer step as there are ranks
     It ends after a fraction of the training. Remedy: one `scheduler.step()` for each step of the optimizer.
 statistics-differ: Ranks evaluate with different statistics of BatchNorm
