@@ -116,7 +116,7 @@ def _trains(option: DeclaredOption, use: Use, flow: Flow, others: Collection[str
         return bool(option.rule or factors) or use.product.constant == 1
     if option.meaning == "warmup_steps":
         kind = use.first if use.sink == "get_scheduler" else ""
-        if not isinstance(kind, str) or kind == "constant" or flow.is_own(use.sink):
+        if not isinstance(kind, str) or kind == "constant" or flow.is_own(use.sink) or _counts_passes(flow):
             return False
         others = ()
         if any(record.package == "accelerate" for _, record in flow.program.foreign):
@@ -124,6 +124,16 @@ def _trains(option: DeclaredOption, use: Use, flow: Flow, others: Collection[str
             if not counted or any("split_batches" in file.text for file in flow.program.files.values()):
                 return False
     return factors.keys() <= {*others} and use.product.constant == 1
+
+
+def _counts_passes(flow: Flow) -> bool:
+    """Return whether a schedule is stepped under other conditions than each optimizer, as after each backward pass."""
+    for part in flow.parts:
+        steps = {ast.unparse(call.func): flow.known.conditions(call, part) for call in part.calls_of("step")}
+        own = [around for name, around in steps.items() if _STEPPED.match(name)]
+        if own and any("sched" in name and around not in own for name, around in steps.items()):
+            return True
+    return False
 
 
 def _steps_by(dest: str, flow: Flow) -> bool:

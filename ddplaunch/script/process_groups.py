@@ -45,9 +45,8 @@ _COUNTS_DEVICES = re.compile(rf"device_count|is_available|^[\w.]*\b(?:{_DEVICES.
 _ASKED = ("batch_size", "global_batch_size", "accum", "lr", "warmup_steps")
 
 
-# Nodes that assign a value to a name, or only test or print it.
-_KEEPING: tuple[type[ast.AST], ...] = (ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.Compare, ast.BoolOp, ast.UnaryOp)
-_KEEPING += (ast.If, ast.IfExp, ast.Expr, ast.FormattedValue)
+# Nodes that hand a value on, to where it is not followed.
+_HANDING_ON = (ast.Return, ast.Call, ast.keyword)
 # Functions that record what they get, as in ``wandb.config.update(ddplaunch.current().asdict())``.
 _RECORDING = DISPLAYS | {"update", "init", "log_params", "log_hyperparams", "dump", "dumps"}
 
@@ -81,7 +80,7 @@ def _is_plan(node: ast.AST, part: ReachablePart, flow: Flow, depth: int = 5) -> 
 def _stays(node: ast.AST, part: ReachablePart, flow: Flow) -> bool:
     """Return whether the plan goes only where ``flow`` follows it: to a name, or to a function of the program."""
     function = last(_function_over(node, part))
-    return flow.is_own(function) or function in _RECORDING or isinstance(part.source.parents.get(node), _KEEPING)
+    return flow.is_own(function) or function in _RECORDING or not isinstance(part.source.parents.get(node), _HANDING_ON)
 
 
 def _function_over(node: ast.AST | None, part: ReachablePart) -> ast.expr | None:

@@ -98,13 +98,9 @@ class Program:
                 found = self.resolve(target, name if original == "*" else original, depth - 1)
                 if found is not None:
                     return found
-                if original != "*" or self._defines(target, name):
+                if original != "*" or name in getattr(self.files.get(target), "definitions", ()):
                     return target, name if original == "*" else original
         return None
-
-    def _defines(self, path: Path, name: str) -> bool:
-        file = self.files.get(path)
-        return file is not None and name in file.definitions
 
     def modules_of(self, file: LocalFile) -> dict[str, Path]:
         """Map names of imported local modules to their files: ``import args``, ``from pkg import cli``."""

@@ -572,6 +572,7 @@ SIZED = "def size(text):\n    return int(text) * 2\n" + BATCH.replace("=int", "=
 ACCUM = 'p.add_argument("--accum", type=int, default=1)'
 ACCELERATOR = "a = Accelerator(gradient_accumulation_steps=args.accum)\n"
 UNCOUNTED = "`--warmup-steps` was followed to"
+KNOWN_SCHEDULE = "sched = get_scheduler('linear', opt, args.warmup_steps)\n"
 OWN_SCHEDULER = (
     "def get_scheduler(kind, opt, n):\n    return kind\nsched = get_scheduler('linear', opt, args.warmup_steps)"
 )
@@ -635,6 +636,12 @@ ACCELERATED = "import accelerate\nsched = get_scheduler('linear', num_warmup_ste
         (
             WARMUP,
             "sched = get_scheduler('linear', opt, args.warmup_steps * 2)",
+            "train.py:8 may change the value",
+        ),
+        (WARMUP, KNOWN_SCHEDULE + "for x in y:\n    loss.backward()\n    opt.step()\n    sched.step()", ""),
+        (
+            WARMUP,
+            KNOWN_SCHEDULE + "for x in y:\n    loss.backward()\n    if i % 2:\n        opt.step()\n    sched.step()",
             "train.py:8 may change the value",
         ),
         (WARMUP, ACCELERATED % "", "train.py:9 may change the value"),
