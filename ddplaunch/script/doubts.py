@@ -137,9 +137,9 @@ def _counts_passes(flow: Flow) -> bool:
 
 
 def _steps_by(dest: str, flow: Flow) -> bool:
-    """Return whether a condition or loop on the option is around a step, a backward pass or ``zero_grad``."""
+    """Return whether a condition or loop on the option is around a step, a pass or ``continue``."""
     for part in flow.parts:
-        for call in part.calls_of("step", "backward", "zero_grad"):
+        for call in (*part.calls_of("step", "backward", "zero_grad"), *part.of(ast.Continue)):
             node = part.source.parents.get(call)
             while node is not None and not isinstance(node, FunctionNodes):
                 test = node.iter if isinstance(node, ast.For) else getattr(node, "test", None)
@@ -239,8 +239,11 @@ def _replaces(node: ast.Assign, dest: str, part: ReachablePart, flow: Flow) -> b
         return re.search(rf"\b{last(target.value)}\[.{dest}.\]", part.source.text) is not None
     if not isinstance(target, ast.Name) or target.id not in NAMESPACES or not isinstance(value, ast.Call):
         return False
-    whole = any(isinstance(item, ast.Name) and item.id == target.id for item in value.args)
-    return whole and not flow.is_own(last(value.func)) and not _COPIES.search(ast.unparse(value.func))
+    return (
+        target.id in map(last, value.args)
+        and not flow.is_own(last(value.func))
+        and not _COPIES.search(ast.unparse(value.func))
+    )
 
 
 def counted_in(option: DeclaredOption) -> str:

@@ -668,6 +668,7 @@ ACCELERATED = "import accelerate\nsched = get_scheduler('linear', num_warmup_ste
         (ACCUM, "c = {'gradient_accumulation_steps': args.accum}\ndeepspeed.initialize(config=c)", ""),
         (ACCUM, "if (i + 1) % args.accum == 0:\n    opt.step()", ""),
         (ACCUM, "last = i % args.accum == 0\nif last:\n    opt.zero_grad()", ""),
+        (ACCUM, "for i in x:\n    last = i % args.accum == 0\n    if not last:\n        continue\n    opt.step()", ""),
         (ACCUM, "for micro in range(args.accum):\n    loss.backward()", ""),
         (
             ACCUM,
