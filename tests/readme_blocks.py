@@ -75,7 +75,8 @@ class Block:
     def slow(self) -> bool:
         """Return whether torch is imported or ranks are started: runs that are not refused are named."""
         return any(
-            ("--run-id" in command and "--dry-run" not in command) or command.startswith("ddplaunch doctor")
+            ("--run-id" in command and "--dry-run" not in command)
+            or command.startswith(("ddplaunch doctor", "ddplaunch prove"))
             for command in (self.before, *self.commands)
         )
 
@@ -207,7 +208,7 @@ def comparable(block: Block, text: str) -> str:
         text = re.sub(
             rf"\b(?:BATCH|GPUS|WHO|HOSTS|TOOK|CAUSE|DIRECTORY|node-1|{re.escape(socket.gethostname())})\b", "", text
         )
-        text = re.sub(r"(?<!rank )(?<!py:)\b\d[\d.:]*(?: min \d+ s| s| min)?\b", "N", text)
+        text = re.sub(r"(?<!rank )(?<!py:)\b\d[\d.:]*(?:e-\d+| min \d+ s| s| min)?\b", "N", text)
         # nor columns of numbers beside the runs of others, whose long names leave no cells for them
         return re.sub(r"\bN(?: N)+\b", "N", " ".join(text.split()))
     # whether ranks have cores of their own
