@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.scaling.compute import compare_sizes, compute
+from ddplaunch.scaling.compute import compute
 from tests.scaling.test_learning_rate import ask, value
 
 # Tuned on one GPU: with 16 × 4 = 64 samples per step; with batch 16; with batch 64.
@@ -90,5 +90,5 @@ def test_steps_of_the_guides_are_those_of_drop_last_and_torchs_default_has_one_m
 
 
 def test_underwater_same_total_batch_of_16_on_1_and_4_gpus() -> None:
-    columns = compare_sizes(ask(1, global_batch_size=16), (1, 4))
+    columns = [compute(ask(size, global_batch_size=16)) for size in (1, 4)]
     assert [value(c.batch_size) for c in columns] == [16, 4]
