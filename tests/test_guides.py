@@ -380,8 +380,13 @@ def test_every_script_hands_options_of_ddplaunch_on(tmp_path: Path, guide: str, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["python3 alone", "an active environment", ".venv of the project"])
-@pytest.mark.parametrize(("guide", "script"), EVERY_SCRIPT)
+@pytest.mark.parametrize(
+    ("guide", "script", "layout"),
+    [  # what finds ddplaunch is one file, which every script sources
+        *((*each, "python3 alone") for each in EVERY_SCRIPT),
+        *((*EVERY_SCRIPT[0], layout) for layout in ("an active environment", ".venv of the project")),
+    ],
+)
 def test_every_script_works_without_python_and_ddplaunch_on_path(
     tmp_path: Path, guide: str, script: str, layout: str
 ) -> None:

@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -168,32 +169,27 @@ def launches_unlocked(locks: GpuLocks) -> None:
     assert locks.held == {}
 
 
-def test_a_directory_that_cannot_be_made_does_not_stop_the_launch(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    launches_unlocked(GpuLocks(tmp_path / "file" / "locks"))
-    launches_unlocked(GpuLocks(tmp_path / "file"))
-
-
-def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "locks").symlink_to(tmp_path / "elsewhere")
-    launches_unlocked(GpuLocks(tmp_path / "locks"))
-    assert list((tmp_path / "elsewhere").iterdir()) == []
-
-
-@pytest.mark.parametrize("kind", ["symlink", "hardlink", "pipe"])
-def test_a_planted_lock_file_is_not_written_to(tmp_path: Path, kind: str) -> None:
-    victim, planted = tmp_path / "victim", tmp_path / "locks" / "GPU-0.lock"
-    planted.parent.mkdir()
+@pytest.mark.parametrize("kind", ["file above", "file", "folder's link", "symlink", "hardlink", "pipe"])
+def test_where_locks_cannot_be_made_the_launch_goes_on_and_nothing_planted_is_written_to(
+    tmp_path: Path, kind: str
+) -> None:
+    victim, folder, locks = tmp_path / "victim", tmp_path / "elsewhere", tmp_path / "locks"
+    folder.mkdir()
     victim.write_text("precious")
-    if kind == "symlink":
-        planted.symlink_to(victim)
-    elif kind == "hardlink":
-        planted.hardlink_to(victim)
-    else:
-        os.mkfifo(planted)
-    launches_unlocked(GpuLocks(planted.parent))
-    assert victim.read_text() == "precious"
+    if kind in ("symlink", "hardlink", "pipe"):
+        locks.mkdir()
+    planted = locks / "GPU-0.lock"
+    make: dict[str, Callable[[], object]] = {
+        "file above": locks.touch,
+        "file": locks.touch,
+        "folder's link": lambda: locks.symlink_to(folder),
+        "symlink": lambda: planted.symlink_to(victim),
+        "hardlink": lambda: planted.hardlink_to(victim),
+        "pipe": lambda: os.mkfifo(planted),
+    }
+    make[kind]()
+    launches_unlocked(GpuLocks(locks / "below" if kind == "file above" else locks))
+    assert victim.read_text() == "precious" and list(folder.iterdir()) == []
 
 
 def test_where_the_locks_are(tmp_path: Path) -> None:
