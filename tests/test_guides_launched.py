@@ -78,37 +78,30 @@ def test_crowd_bt_train_distributed_4(tmp_path: Path) -> None:
     assert "Distributed training initialized with 4 processes" in run.output
 
 
-def test_crowd_bt_train_distributed_2_with_custom_settings(tmp_path: Path) -> None:
-    run = Guide("crowd-bt", tmp_path).run(
-        "train_distributed.sh", "2", "--data-source", "s3", "--backbone", "efficientnet_b5", "--lr", "5e-5"
-    )
-    distributed(run, world_size=2, epochs=1, batch_size=16)
-    assert run.ranks[1]["arguments"]["backbone"] == "efficientnet_b5"
-    assert run.ranks[1]["arguments"]["lr"] == "5e-05"
-
-
-def test_crowd_bt_by_hand_on_another_port(tmp_path: Path) -> None:
+def test_crowd_bt_by_hand_on_another_port_with_custom_settings(tmp_path: Path) -> None:
     port = free_port()
     run = Guide("crowd-bt", tmp_path).run(
-        "ddplaunch", "run", "2", "--master-port", str(port), "--", "train.py", "--distributed", "--world-size", "2"
-    )
+        "ddplaunch", "run", "2", "--master-port", str(port), "--", "train.py", "--distributed", "--world-size", "2",
+        "--data-source", "s3", "--backbone", "efficientnet_b5", "--lr", "5e-5",
+    )  # fmt: skip
     distributed(run, world_size=2, epochs=1, batch_size=16)
     assert run.ranks[1]["environment"]["MASTER_PORT"] == str(port)
+    assert [run.ranks[1]["arguments"][name] for name in ("backbone", "lr")] == ["efficientnet_b5", "5e-05"]
 
 
-@pytest.mark.parametrize("projection", ["True", "False"])
-def test_retriever_run_ddp(tmp_path: Path, projection: str) -> None:
+@pytest.mark.parametrize(
+    ("typed", "projection", "epochs", "batch_size"),
+    [(("False",), "False", 4, 64), (("--batch_size=5", "--skip_phase1"), "True", 3, 5)],
+)
+def test_retriever_run_ddp(
+    tmp_path: Path, typed: tuple[str, ...], projection: str, epochs: int, batch_size: int
+) -> None:
+    """The projection is True where an option stands in its place."""
     guide = Guide("retriever-distillation", tmp_path)
-    run = guide.run("run_ddp.sh", "2", projection)
-    distributed(run, world_size=2, epochs=4, batch_size=64)
+    run = guide.run("run_ddp.sh", "2", *typed)
+    distributed(run, world_size=2, epochs=epochs, batch_size=batch_size)
     assert run.ranks[1]["arguments"]["use_projection"] == projection
     assert (guide.folder / "checkpoints" / "model.pt").is_file()
-
-
-def test_retriever_run_ddp_with_an_option_in_the_place_of_the_projection(tmp_path: Path) -> None:
-    run = Guide("retriever-distillation", tmp_path).run("run_ddp.sh", "2", "--batch_size=5", "--skip_phase1")
-    distributed(run, world_size=2, epochs=3, batch_size=5)
-    assert run.ranks[1]["arguments"]["use_projection"] == "True"
 
 
 def test_retriever_four_processes_with_a_batch_size_of_their_own(tmp_path: Path) -> None:
@@ -125,19 +118,14 @@ def test_retriever_batch_size_is_filled_in_where_the_script_declares_it(tmp_path
     distributed(run, world_size=2, epochs=3, batch_size=3)
 
 
-def test_retriever_mrl_mode_with_custom_learning_rates(tmp_path: Path) -> None:
-    run = Guide("retriever-distillation", tmp_path).run(
-        "ddplaunch", "run", "2", "--", "train_ddp.py", "--use_projection=False", "--phase1_lr=3e-5", "--phase2_lr=1e-5"
-    )
+def test_retriever_mrl_mode_with_custom_learning_rates_saved_to_artifacts(tmp_path: Path) -> None:
+    guide = Guide("retriever-distillation", tmp_path)
+    own = ("--use_projection=False", "--phase1_lr=3e-5", "--phase2_lr=1e-5")
+    save = ("--save_to_artifacts", "--artifacts_dir=./my_models")
+    run = guide.run("ddplaunch", "run", "2", "--", "train_ddp.py", *own, *save)
     distributed(run, world_size=2, epochs=4, batch_size=64)
     arguments = run.ranks[0]["arguments"]
     assert [arguments[name] for name in ("use_projection", "phase1_lr", "phase2_lr")] == ["False", "3e-05", "1e-05"]
-
-
-def test_retriever_saves_to_artifacts(tmp_path: Path) -> None:
-    guide = Guide("retriever-distillation", tmp_path)
-    run = guide.run("ddplaunch", "run", "2", "--", "train_ddp.py", "--save_to_artifacts", "--artifacts_dir=./my_models")
-    distributed(run, world_size=2, epochs=4, batch_size=64)
     assert (guide.folder / "my_models" / "model.pt").is_file()
 
 
