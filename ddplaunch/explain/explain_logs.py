@@ -80,8 +80,8 @@ def explain_texts(
     if facts is not None:
         return Explanation(None)
     last, error = stops_short(scanned.lines), passed_over(case)
-    stops_at = last.text.strip() if last is not None else ""
-    passed = None if error is None else error.line.evidence
+    stops_at = last.text.strip() if last else ""
+    passed = error and error.line.evidence
     return Explanation(None, (), stops_at, passed, not_a_number(scanned.lines))
 
 

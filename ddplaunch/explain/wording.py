@@ -63,12 +63,12 @@ def worded(cause: RootCause) -> Diagnosis:
     through = aborted_when_through(facts, cause.rank) if cause.code in ("aborted", "unknown") else None
     cause = cause if through is None else replace(cause, code="aborted-at-exit")
     words = _words(cause) if through is None else say("aborted-at-exit", **_at_exit(cause, through))
-    line = cause.candidate.line.text if cause.candidate is not None else ""
+    line = cause.candidate.line.text if cause.candidate else ""
     dumped = bool(cause.dumped) or "Fatal Python error" in line
     concrete = tuple(_command_fixes(cause.code, facts, dumped))
     general = _still_to_do([fix for fix in words.fixes if not (concrete and _GENERAL.search(fix))], facts, dumped)
-    raised = cause.candidate.raised if cause.candidate is not None and cause.speaks else None
-    if cause.candidate is not None and raised is not None:
+    raised = cause.candidate.raised if cause.candidate and cause.speaks else None
+    if cause.candidate and raised:
         raised = replace(raised, notes=notes_below(cause.candidate.line, scanned))
     if cause.code == "gpu-fault" and (reported := xid(facts)):
         words = words._replace(why=f"{reported}; {words.why}")
@@ -160,7 +160,7 @@ def _exception(cause: RootCause, raised: Raised) -> Words:
     if raised.frame:
         below = "in what it calls" if cause.calls and cause.calls[-1].folded else "there"
         where = f"look at `{line_of(raised.frame)}`: the exception is raised {below}"
-    elif cause.candidate is not None and cause.candidate.bare:
+    elif cause.candidate and cause.candidate.bare:
         where = "look in the whole output of that rank for the traceback, which is not in this log"
     for known, groups in words_for(name, raised.message):
         words = words_of(known, {"who": who, **groups})
@@ -171,7 +171,7 @@ def _exception(cause: RootCause, raised: Raised) -> Words:
 
 def _uncaught(cause: RootCause, raised: Raised, who: str) -> str:
     """Return why a rank ended by an exception about which nothing more is known."""
-    if cause.candidate is not None and cause.candidate.side and cause.candidate.tier == Tier.UNCERTAIN:
+    if cause.candidate and cause.candidate.side and cause.candidate.tier == Tier.UNCERTAIN:
         return f"an uncaught exception ended a thread of {who}, not the rank: what it was to do, nobody did any more"
     others = any(hit.signature.kind != "noise" for hit in cause.case.echoes)
     told = {each.speaker.rank for each in cause.losers if each.raised and each.raised.type == raised.type}

@@ -77,6 +77,28 @@ def test_messages_have_their_meaning_and_a_fix() -> None:
         "the 'spawn' start method": ("workers are forked", 'multiprocessing_context="spawn"'),
         "RuntimeError: No backend type associated with device type cpu": ("is on the CPU", "'cpu:gloo,cuda:nccl'"),
         "RuntimeError: No backend type associated with device type cuda": ("is on a GPU", "'nccl'"),
+        "KeyError: 'WANDB_API_KEY'": ("variable of the environment", "`--env WANDB_API_KEY=VALUE`"),
+        "RuntimeError: Expected all tensors to be on the same device, but found two devices, cuda:1 and cpu!": (
+            "one tensor is on cuda:1, the other on cpu",
+            "set_device",
+        ),
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x512 and 768x10)": (
+            "takes 768 features and was given 512",
+            "for 512 features",
+        ),
+        "RuntimeError: The size of tensor a (8) must match the size of tensor b (6) at non-singleton dimension 0": (
+            "in dimension 0 one tensor has 8 elements, the other 6",
+            "drop_last",
+        ),
+        "AttributeError: 'NoneType' object has no attribute 'size'": ("before `.size` is None", "`if` on the rank"),
+        "TypeError: Trainer.__init__() got an unexpected keyword argument 'tokenizer'": (
+            "takes no `tokenizer`",
+            "pip list",
+        ),
+        "AttributeError: module 'torch.amp' has no attribute 'GradScaler'": (
+            "has no `GradScaler`",
+            "torch.amp.__file__",
+        ),
     }
     for text, (why, fix) in cases.items():
         found = recorded((raised(None, text), ended(1, 1)), (lost(0), told(0)))
@@ -85,6 +107,8 @@ def test_messages_have_their_meaning_and_a_fix() -> None:
     for text in (
         "ValueError: Parent directory of x is y",
         "EOFError: Ran dry",
+        "KeyError: 'label'",
+        "KeyError: 'A'",
         "OSError: [Errno 22] Is a directory: 'x'",
     ):
         assert "uncaught exception" in recorded((raised(None, text), ended(1, 1)), (lost(0), told(0))).why

@@ -164,6 +164,10 @@ def test_different_collectives_are_a_mismatch_and_the_same_one_is_none() -> None
     assert "rank 0 in all_reduce at train.py:88, rank 1 in barrier" in found.what
     same = hang_diagnosis([rank(0, *ALL_REDUCE), rank(1, *ALL_REDUCE)], still())
     assert same.code == "collective-timeout" and same.rank is None
+    init = Frame(f"{TORCH}/distributed/distributed_c10d.py", 9, "init_process_group")
+    apart = hang_diagnosis([rank(0, *BARRIER, init), rank(1, *BARRIER, init)], still())
+    assert (apart.code, apart.rank) == ("rendezvous-failed", None) and "leave them to the launcher" in apart.fixes[0]
+    assert "batches" not in str(apart) and "turn of a loop" not in apart.why
     backward = hang_diagnosis([rank(0, *ALL_REDUCE), rank(1, *BACKWARD)], still())
     assert backward.code == "collective-timeout"
 

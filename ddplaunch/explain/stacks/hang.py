@@ -89,6 +89,8 @@ def _all_wait(waiting: Sequence[RankGroup], measured: NoProgress) -> Diagnosis:
         parts = ", ".join(f"{ranks_text(group.ranks)} in {group.place.text}" for group in waiting[:3])
         odd_ranks = waiting[0].ranks if len(waiting[-1].ranks) > 1 else ()
         return _story("hang-in-different-calls", measured, odd_ranks, parts=parts, **known)
+    if "init_process_group" in known["where"]:
+        return _story("hang-in-meeting", measured, (), **known)
     return _story("hang-of-other-hosts" if measured.elsewhere else "hang-in-one-call", measured, (), **known)
 
 
