@@ -81,7 +81,7 @@ def explain_texts(
         return Explanation(None)
     last, error = stops_short(scanned.lines), passed_over(case)
     stops_at = last.text.strip() if last else ""
-    passed = error and error.line.evidence
+    passed = None if error is None else error.line.evidence
     return Explanation(None, (), stops_at, passed, not_a_number(scanned.lines))
 
 
