@@ -37,7 +37,9 @@ def outcome_text(
     """
     head = "stopped" if stopped else _head(outcome, signal)
     killed = _killed_text(outcome) if stopped or outcome.state == "terminated" else ""
-    by_user = outcome.state == "terminated" and signal == signals.SIGINT
+    diagnosis = outcome.diagnosis
+    stop = diagnosis is not None and diagnosis.what.endswith("`ddplaunch stop`")
+    by_user = outcome.state == "terminated" and (signal == signals.SIGINT or stop)
     status = "" if outcome.state == "succeeded" else f"(exit status {outcome.exit_status}) "
     record_text = f"record in {record}" if record else "no record"
     record_text += f"{', incomplete' if record else ''}: {unrecorded}" if unrecorded else ""
@@ -48,7 +50,8 @@ def outcome_text(
         lines += terminal.lines(text, "  ") if text else []
     new = [finding for finding in outcome.findings if finding.what not in notices]
     page = (findings_text(new, terminal) + "\n" if new else "") + terminal.page(lines)
-    diagnosis = outcome.diagnosis
+    if diagnosis is not None and stop:
+        return page + terminal.page(terminal.lines(f"{diagnosis.what}: {diagnosis.why}", "  "))
     if diagnosis is None or (by_user and diagnosis.code == "terminated"):
         return page
     story = story_lines(diagnosis, terminal, _CALLS, _NOTES, named=False)

@@ -92,8 +92,6 @@ def always():
     raise RuntimeError(f"attempt {attempt}")
 
 def missing():
-    if sys.argv[2:]:  # as the observer does at the first optimizer step
-        Path(f".ddplaunch/runs/{os.environ['DDPLAUNCH_RUN_ID']}/node-0/attempt-{attempt}/rank-{rank}.observed.json").touch()
     import not_to_be_found
 
 def bytes_():
@@ -147,7 +145,7 @@ class Run:
     def __init__(self, folder: Path, mode: str, *options: str, run_id: str = RUN_ID, **changes: Any) -> None:
         self.folder = folder
         (folder / "train.py").write_text(SCRIPT)
-        words = ddplaunch("run", "2", "--device", "cpu", "--run-id", run_id, *options, "--", "train.py", *mode.split())
+        words = ddplaunch("run", "2", "--device", "cpu", "--run-id", run_id, *options, "--", "train.py", mode)
         environment = clean_environment(**{**{"NO_COLOR": "1", "COLUMNS": "200"}, **changes.pop("env", {})})
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
         self.process = subprocess.Popen(words, cwd=folder, env=environment, **{**streams, **changes})

@@ -165,6 +165,42 @@ def test_attempt_that_is_followed_by_another(settings: Settings) -> None:
     assert attempt_ended(settings, attempt(rank(0), rank(1))) == ("", False), "nodes came or went"
 
 
+@pytest.mark.parametrize(
+    ("last", "noted", "changes", "final"),
+    [
+        ("ModuleNotFoundError: No module named 'einops'", False, {}, True),
+        ("ValueError: bad batch", False, {}, False),
+        ("ModuleNotFoundError: No module named 'einops'", True, {}, False),  # it has trained
+        ("ModuleNotFoundError: No module named 'einops'", False, {"observe": False}, False),  # nobody knows
+    ],
+)
+def test_which_failures_a_restart_cannot_help(
+    last: str, noted: bool, changes: dict[str, Any], final: bool, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = Path(f"{settings.node_directory}/attempt-0")
+    (files / "rank-1.out").write_text(TRACEBACK.replace("ValueError: bad batch", last))
+    if noted:
+        (files / "rank-0.observed.json").touch()
+    text, found = attempt_ended(settings._replace(**changes), two_ranks())
+    assert found is final and text.rstrip().endswith("restarts it)" if final else "; restarting"), text
+    monkeypatch.setenv("DDPLAUNCH_RESTART_ALWAYS", "1")
+    assert attempt_ended(settings, two_ranks())[1] is False
+
+
+def test_a_run_that_somebody_stopped_is_no_error() -> None:
+    why = "ada typed it, and it sends torchrun SIGTERM, which ends the ranks"
+    found = Diagnosis("terminated", "observed", "the run was ended by `ddplaunch stop`", why, ("none",))
+    stopped = RunOutcome("r", "node-1", 0, "terminated", 143, 0.0, 9.0, None, found, (), ())
+    text = outcome_text(stopped, "runs/r", Terminal(200), signal=15)
+    assert text.splitlines() == [
+        "ddplaunch: ended by SIGTERM (exit status 143) after 9.0 s, record in runs/r",
+        f"  {found.what}: {why}",
+    ]
+    assert "error[terminated]" in outcome_text(
+        replace(stopped, diagnosis=replace(found, what="the launcher was ended from outside")), None, Terminal(200)
+    )
+
+
 def test_success_is_one_line_even_without_a_disk(settings: Settings) -> None:
     heard = Heard()
     run = ended(attempt(rank(0), rank(1)), state="succeeded")

@@ -85,10 +85,9 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", ["cold", "warm"])
-def test_an_abort_after_the_end_of_the_program_is_named(tmp_path: Path, start: str) -> None:
+def test_an_abort_after_the_end_of_the_program_is_named(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ABORTS)
-    words = ["run", "2", "--device", "cpu", "--run-id", "it", "--start", start, "--", "train.py"]
+    words = ["run", "2", "--device", "cpu", "--run-id", "it", "--", "train.py"]
     command = [sys.executable, "-m", "ddplaunch", *words]
     run = subprocess.run(
         command, cwd=tmp_path, env=clean_environment(COLUMNS="120"), capture_output=True, text=True, timeout=120

@@ -203,13 +203,13 @@ elif mode == "slow":
         optimizer.step()
 elif mode == "alone":
     if rank == 0:
-        until = time.monotonic() + 9
+        until = time.monotonic() + 6
         while time.monotonic() < until:
             sum(range(1_000_000))
             with open(f"kernel-{time.monotonic_ns()}.cpp", "w") as kernel:
                 kernel.write("int main() {}")
         import subprocess
-        subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 8: pass"], check=True)
+        subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 4: pass"], check=True)
 elif mode == "timeout":
     from datetime import timedelta
     impatient = dist.new_group(timeout=timedelta(seconds=4))
@@ -225,7 +225,7 @@ elif mode == "thread":
         threading.Thread(target=load, name="loader").start()
         batches.get()
 elif mode == "long":
-    until, going = time.monotonic() + 7, torch.ones(1)
+    until, going = time.monotonic() + 5, torch.ones(1)
     matrix = torch.rand(300, 300)
     while going.item():
         for _ in range(50):
@@ -301,7 +301,7 @@ def test_what_makes_progress_lives(tmp_path: Path, mode: str) -> None:
     So does a program that a rank has started and that computes. What one rank computes while the others wait for it may
     take any time.
     """
-    run = Ended(tmp_path, mode, 2, "--hang-timeout", "5s", "--on-hang", "stop")
+    run = Ended(tmp_path, mode, 2, "--hang-timeout", "5s" if mode == "slow" else "3s", "--on-hang", "stop")
     warned = set(re.findall(r"warning\[([\w-]+)\]", run.said)) - {"gradients-not-averaged"}  # as steps alone show it
     assert (run.status, run.outcome["state"], warned) == (0, "succeeded", set()), run.said
 

@@ -1,4 +1,4 @@
-"""What ranks note from inside, under torchrun, cold and warm."""
+"""What ranks note from inside, and what is said of it under torchrun."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.agent.rank_site import taking_part
+from ddplaunch.values.variable_names import PLAN
+from ddplaunch.watch.observed import look
 from tests.hosts.launching import ANYWHERE, clean_environment, ddplaunch
 
 
@@ -35,7 +37,7 @@ def test_a_rank_without_torch_or_with_a_broken_one(tmp_path: Path) -> None:
     assert seen[0][1] == "[]\n" and not (tmp_path / "note.json").exists()
 
 
-# Under torchrun
+# Two ranks
 
 TRAIN = r"""
 import argparse, os, sys
@@ -50,47 +52,63 @@ parser.add_argument("--lr", type=float, default=0.01)
 parser.add_argument("--warmup", type=int, default=0)
 parser.add_argument("--fault", default="")
 args = parser.parse_args()
-fault = args.fault
 world, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
-if fault != "apart":
-    dist.init_process_group("gloo")
-torch.manual_seed(0)
-data = TensorDataset(torch.randn(80, 4))
-model = torch.nn.Linear(4, 1)
-if fault not in ("apart", "unwrapped"):
-    model = DistributedDataParallel(model)
-torch.manual_seed(rank if fault == "head" else 0)
-head = torch.nn.Linear(1, 1)  # outside of DistributedDataParallel
-trained = [*model.parameters(), *(head.parameters() if fault == "head" else [])]
-optimizer = torch.optim.SGD(trained, lr=args.lr)
-for group in optimizer.param_groups:
-    group["lr"] *= {"scaled": world, "ranks": rank + 1}.get(fault, 1)
-if args.warmup:
-    warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / args.warmup))
-sizes = {"divided": 2}
-loader = DataLoader(
-    data,
-    args.batch_size // sizes.get(fault, 1),
-    sampler=DistributedSampler(data, world, rank) if fault != "plain" else None,
-)
-if fault == "loaded" and rank == 1:
-    model.module.load_state_dict({"weight": torch.ones(1, 4), "bias": torch.ones(1)})
-for (batch,) in loader:
-    optimizer.zero_grad()
-    loss = (head(model(batch)) - batch.sum(1, keepdim=True)).square().mean()
-    loss.backward()
-    optimizer.step()
-    for _ in range(world if args.warmup else 0):
-        warmup.step()  # as often as accelerate's
-    if rank == 0:
-        print(loss.item().hex())
-if fault != "apart":
-    dist.barrier()
-sys.stdout.flush()
-os._exit(0)
+
+def train(fault, store="env://"):
+    if fault != "apart":
+        dist.init_process_group("gloo", store, world_size=world, rank=rank)
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(80, 4))
+    model = torch.nn.Linear(4, 1)
+    if fault not in ("apart", "unwrapped"):
+        model = DistributedDataParallel(model)
+    torch.manual_seed(rank if fault == "head" else 0)
+    head = torch.nn.Linear(1, 1)  # outside of DistributedDataParallel
+    trained = [*model.parameters(), *(head.parameters() if fault == "head" else [])]
+    optimizer = torch.optim.SGD(trained, lr=args.lr)
+    for group in optimizer.param_groups:
+        group["lr"] *= {"scaled": world, "ranks": rank + 1}.get(fault, 1)
+    if fault == "often":
+        warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / 200))
+    sizes = {"divided": 2}
+    loader = DataLoader(
+        data,
+        args.batch_size // sizes.get(fault, 1),
+        sampler=DistributedSampler(data, world, rank) if fault != "plain" else None,
+    )
+    if fault == "loaded" and rank == 1:
+        model.module.load_state_dict({"weight": torch.ones(1, 4), "bias": torch.ones(1)})
+    for (batch,) in loader:
+        optimizer.zero_grad()
+        loss = (head(model(batch)) - batch.sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        optimizer.step()
+        for _ in range(world if fault == "often" else 0):
+            warmup.step()  # as often as accelerate's
+        if rank == 0:
+            print(loss.item().hex())
+    if fault != "apart":
+        dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+"""
+#: Each fault in a fork of its own, so that torch is imported once.
+FORKED = """
+import torch._dynamo  # as DistributedDataParallel does, for two seconds
+from ddplaunch.agent.rank_site import ddplaunch_marks, ddplaunch_observer
+for fault in os.environ["FAULTS"].split(","):
+    if os.fork() == 0:
+        try:
+            note = f"node-0/attempt-{fault}/rank-{rank}.observed.json"
+            ddplaunch_observer.begin(note, ddplaunch_marks.after_import)
+            train(fault, f"file://{os.getcwd()}/store-{fault}")
+        finally:
+            os._exit(1)
+    assert os.wait()[1] == 0, fault
 """
 FAULTS = {
-    "": [],
+    "none": [],
     "plain": ["each of 2 ranks trains on all 80 samples: its DataLoader has a SequentialSampler"],
     "unwrapped": ["nothing was sent between 2 ranks in their first 4 steps"],
     "loaded": ["the model of rank 1 is not that of rank 0: after 3 steps the parameters differ"],
@@ -100,41 +118,65 @@ FAULTS = {
     ],
     "often": ["the learning rate rises as in a warmup of 100 steps, the plan says 200 (/ 2, the world size)"],
     "apart": ["2 ranks train, and none has joined a process group: these are 2 separate trainings"],
+}
+LAUNCHED = {
     "ranks": [
         "the optimizer runs at lr 0.04, the plan says 0.02 (× 2, the world size)",
         "ranks run at different learning rates: 0.02 on rank 0, 0.04 on rank 1",
     ],
+    "": [],
 }
+
+
+@pytest.mark.slow
+def test_what_ranks_note_shows_where_they_do_not_train_as_planned(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN + FORKED)
+    for fault in FAULTS:
+        (tmp_path / "node-0" / f"attempt-{fault}").mkdir(parents=True)
+    shared = {"WORLD_SIZE": "2", "FAULTS": ",".join(FAULTS), "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-W", "ignore", "train.py", "--lr", "0.02"]
+    environs = [clean_environment(**shared, RANK=str(rank)) for rank in range(2)]
+    ranks = [subprocess.Popen(command, cwd=tmp_path, env=environ) for environ in environs]
+    try:
+        assert [rank.wait(300) for rank in ranks] == [0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    for fault, told in FAULTS.items():
+        plan = {"world_size": 2, "batch_size": 8, "lr": 0.02, **({"warmup_steps": 200} if fault == "often" else {})}
+        seen = look(f"{tmp_path}/node-0/attempt-{fault}", range(2), {PLAN: json.dumps(plan)})
+        assert ([finding.what for finding in seen.findings], seen.over) == (told, True), fault
+
+
+# Under torchrun
 
 
 def train(folder: Path, fault: str, *options: str) -> tuple[subprocess.CompletedProcess[str], Path]:
     """Launch the training on two ranks; return how it ended, and its record."""
-    (folder / "train.py").write_text(TRAIN)
+    (folder / "train.py").write_text(TRAIN + "train(args.fault)\n")
     run_id = f"observed-{fault}-{os.getpid()}"  # `ps` lists those of other checkouts too
-    numbers = ["--batch-size", "8", "--base-lr", "0.01", *(["--warmup", "200"] if fault == "often" else [])]
-    words = ("run", "2", *ANYWHERE, "--run-id", run_id, *numbers, *options, "--", "train.py")
+    words = ("run", "2", *ANYWHERE, "--run-id", run_id, "--batch-size", "8", "--base-lr", "0.01", *options)
     environ = clean_environment(NO_COLOR="1", COLUMNS="200")
-    words = (*ddplaunch(*words), *(["--fault", fault] if fault else []))
+    words = (*ddplaunch(*words, "--", "train.py"), *(["--fault", fault] if fault else []))
     done = subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done, folder / ".ddplaunch" / "runs" / run_id
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fault", "start"), [("plain", "cold"), *((fault, "warm") for fault in FAULTS)])
+@pytest.mark.parametrize(("fault", "start"), [("ranks", "cold"), ("", "warm")])
 def test_a_launch_says_where_it_does_not_train_as_planned(tmp_path: Path, fault: str, start: str) -> None:
     done, record = train(tmp_path, fault, "--start", start)
     outcome = json.loads((record / "outcome.json").read_text())
-    assert [each["what"] for each in outcome["findings"]] == FAULTS[fault], done.stderr
-    for what in FAULTS[fault]:
+    assert [each["what"] for each in outcome["findings"]] == LAUNCHED[fault], done.stderr
+    for what in LAUNCHED[fault]:
         assert done.stderr.count(what) == 1
-    assert done.stderr.replace("warning[distributed-switch-off]", "").count("warning[") == len(FAULTS[fault])
-    assert "cold start" not in done.stderr
+    assert done.stderr.count("warning[") == len(LAUNCHED[fault])
     listed = subprocess.run(
         ddplaunch("ps", "--all", "--json"), cwd=tmp_path, env=clean_environment(), capture_output=True, text=True
     )
     runs = [each for each in json.loads(listed.stdout)["runs"] if each["run_id"] == record.name]
-    assert [each["what"] for each in runs[0]["findings"]] == FAULTS[fault]
+    assert [each["what"] for each in runs[0]["findings"]] == LAUNCHED[fault]
 
 
 @pytest.mark.slow
@@ -155,10 +197,11 @@ def test_a_long_run_is_told_while_it_trains(tmp_path: Path) -> None:
     """It is said, and `ps` has it, before the ranks end: they wait until it is there."""
     (tmp_path / "train.py").write_text(
         TRAIN.replace(
-            'if fault != "apart":\n    dist.barrier()',
-            "import time\nuntil = time.monotonic() + 240\n"
-            "while not os.path.exists('go') and time.monotonic() < until: time.sleep(0.05)",
+            '    if fault != "apart":\n        dist.barrier()',
+            "    import time\n    until = time.monotonic() + 240\n"
+            "    while not os.path.exists('go') and time.monotonic() < until: time.sleep(0.05)",
         )
+        + "train(args.fault)\n"
     )
     run_id = f"long-{os.getpid()}"
     words = ("run", "2", "--device", "cpu", "--run-id", run_id, "--batch-size", "8", "--", "train.py")

@@ -247,7 +247,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProce
     """The run that nobody measures."""
     folder = tmp_path_factory.mktemp("plain")
     (folder / "train.py").write_text(TRAIN)
-    return launched(folder, "2", "--device", "cpu", "--start", "cold", "--no-checks")
+    return launched(folder, "2", "--device", "cpu", "--start", "warm", "--no-checks")
 
 
 @pytest.mark.slow

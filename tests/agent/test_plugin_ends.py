@@ -110,19 +110,14 @@ def test_a_guard_that_comes_too_late_for_an_attempt_takes_torchruns_word(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("mode", "environ", "attempts"),
-    [("always", {}, 2), ("missing", {}, 1), ("missing", {"DDPLAUNCH_RESTART_ALWAYS": "1"}, 2), ("missing late", {}, 2)],
+    ("mode", "code", "attempts"), [("always", "script-exception", 2), ("missing", "module-not-found", 1)]
 )
-def test_what_would_fail_alike_is_not_started_again(
-    mode: str, environ: dict[str, str], attempts: int, tmp_path: Path
-) -> None:
-    """A missing module is missed by every attempt; one that is missed after training may come from a checkpoint."""
-    run = Run(tmp_path, mode, "--max-restarts", "1", env=environ)
+def test_what_would_fail_alike_is_not_started_again(mode: str, code: str, attempts: int, tmp_path: Path) -> None:
+    run = Run(tmp_path, mode, "--max-restarts", "1")
     assert run.end() == 1
     assert ("ddplaunch: not restarted, as it would fail alike" in run.err) is (attempts == 1)
     assert ("all 2 attempts failed alike" in run.err) is (attempts == 2)
     assert [each["failed"] for each in run.outcome["attempts"]] == [True] * attempts
-    code = "script-exception" if mode == "always" else "module-not-found"
     assert run.outcome["diagnosis"]["code"] == code and run.err.count(f"error[{code}]") == attempts
 
 

@@ -85,9 +85,6 @@ def to_every_process(launch: subprocess.Popen[bytes], folder: Path) -> None:
                 continue
 
 
-SENDERS = (to_the_launcher, to_its_group, by_stop, by_ctrl_c, by_the_launchers_death, to_every_process)
-
-
 def launched(folder: Path, *options: str, words: tuple[str, ...]) -> subprocess.Popen[bytes]:
     (folder / "train.py").write_text(TRAIN)
     command = ddplaunch("run", "2", "--device", "cpu", *options, "--", *words)
@@ -102,8 +99,14 @@ def assert_saved(launch: subprocess.Popen[bytes], folder: Path, *names: str) -> 
     assert "DataLoader worker" not in output.decode()
 
 
-@pytest.mark.parametrize(("start", "workers"), [("cold", 0), ("cold", 2), ("warm", 2)])
-@pytest.mark.parametrize("send", SENDERS, ids=lambda send: send.__name__)
+#: Each sender with a start and a number of workers: cold and warm ranks keep their workers by other code.
+WAYS = [
+    *((send, "warm", 2) for send in (to_the_launcher, to_its_group, by_stop, by_the_launchers_death, to_every_process)),
+    *((by_ctrl_c, "cold", 2), (to_every_process, "cold", 2), (to_the_launcher, "cold", 0)),
+]
+
+
+@pytest.mark.parametrize(("send", "start", "workers"), WAYS, ids=lambda one: getattr(one, "__name__", str(one)))
 def test_ranks_have_saved(
     send: Callable[[subprocess.Popen[bytes], Path], None], start: str, workers: int, tmp_path: Path
 ) -> None:
@@ -113,16 +116,14 @@ def test_ranks_have_saved(
     assert_saved(launch, tmp_path, "saved-0-0.pt", "saved-1-0.pt")
 
 
-@pytest.mark.parametrize("start", ["cold", "warm"])
-def test_ranks_have_saved_when_the_time_is_up(start: str, tmp_path: Path) -> None:
-    launch = launched(tmp_path, "--start", start, "--timeout", "30s", words=("train.py", "2"))
+def test_ranks_have_saved_when_the_time_is_up(tmp_path: Path) -> None:
+    launch = launched(tmp_path, "--timeout", "30s", words=("train.py", "2"))
     assert_saved(launch, tmp_path, "saved-0-0.pt", "saved-1-0.pt")
     assert launch.returncode == 124
 
 
-@pytest.mark.parametrize("start", ["cold", "warm"])
-def test_a_rank_has_saved_before_all_start_again(start: str, tmp_path: Path) -> None:
-    launch = launched(tmp_path, "--start", start, "--max-restarts", "1", words=("train.py", "2", "fails"))
+def test_a_rank_has_saved_before_all_start_again(tmp_path: Path) -> None:
+    launch = launched(tmp_path, "--max-restarts", "1", words=("train.py", "2", "fails"))
     assert_saved(launch, tmp_path, "saved-0-0.pt")
     assert launch.returncode == 0, "the second attempt ended well"
 

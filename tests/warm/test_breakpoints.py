@@ -38,12 +38,9 @@ def test_only_a_rank_that_has_no_terminal_where_there_is_one_goes_on(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["cold", "warm"])
-def test_the_shown_rank_asks_on_the_terminal(way: str, tmp_path: Path) -> None:
+def test_the_shown_rank_asks_on_the_terminal(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    words = ddplaunch(
-        "run", "2", "--device", "cpu", "--no-checks", "--start", way, "--run-id", RUN_ID, "--", "train.py"
-    )
+    words = ddplaunch("run", "2", "--device", "cpu", "--no-checks", "--run-id", RUN_ID, "--", "train.py")
     asked = 0
 
     def go_on(shown: bytes, terminal: int) -> None:

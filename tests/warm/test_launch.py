@@ -32,31 +32,30 @@ def _both(plugged: Path, folder: Path, *script: str) -> dict[bool, list[dict[str
     return seen
 
 
-def _comparable(seen: dict[str, Any], *, module: bool) -> dict[str, Any]:
+def _comparable(seen: dict[str, Any]) -> dict[str, Any]:
     """Without what two launches never share, and the known differences: the stack beneath ``-m``, torch's filters."""
     environ = [pair for pair in seen["process"]["os.environ"] if pair[0] not in _RANK_VARIABLES]
     start = [word for word in seen["process"]["environ"] if not word.startswith(_RANK_VARIABLES)]
     process = {**seen["process"], "os.environ": environ, "environ": start}
     finders = [kind for kind in seen["interpreter"]["finders"] if "FirstImport" not in kind]  # until torch is imported
-    interpreter = {**seen["interpreter"], "finders": finders, **({"stack": None} if module else {})}
+    interpreter = {**seen["interpreter"], "finders": finders, "stack": None}
     libraries = {**seen["libraries"], "warnings": None}
     loggers = {name: told for name, told in seen["torch"]["loggers"].items() if not name.startswith("torch.")}
     torch = {**seen["torch"], "seed": None, "loggers": loggers, "handlers at exit": None}
     return {"process": process, "interpreter": interpreter, "libraries": libraries, "torch": torch}
 
 
-@pytest.mark.parametrize("target", ["probe.py", "-m probe"])
-def test_a_script_sees_the_same_world(plugged: Path, tmp_path: Path, target: str) -> None:
+def test_a_module_sees_the_same_world(plugged: Path, tmp_path: Path) -> None:
+    """The programs of ``test_equal.py`` are scripts."""
     before = signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # as a shell's `&` does
     try:
-        seen = _both(plugged, tmp_path, *target.split(), "torch", "--flag")
+        seen = _both(plugged, tmp_path, "-m", "probe", "torch", "--flag")
     finally:
         signal.signal(signal.SIGQUIT, before)
     for rank in range(2):
         cold, warm = seen[False][rank], seen[True][rank]
         assert cold["frozen"] < 1000 < warm["frozen"], "the rank was not forked"
-        module = target.startswith("-m")
-        expected, found = (_comparable(one["seen"], module=module) for one in (cold, warm))
+        expected, found = (_comparable(one["seen"]) for one in (cold, warm))
         for part, values in expected.items():
             different = [
                 (name, value, found[part][name]) for name, value in values.items() if found[part][name] != value
@@ -70,12 +69,6 @@ def test_a_script_sees_the_same_world(plugged: Path, tmp_path: Path, target: str
     for name, value in ranks[0]["chance"].items():
         assert value != ranks[1]["chance"][name], name
     assert ranks[0]["seen"]["torch"]["seed"] != ranks[1]["seen"]["torch"]["seed"]
-
-
-def test_libraries_work_as_in_a_cold_rank(plugged: Path, tmp_path: Path) -> None:
-    seen = _both(plugged, tmp_path, "libraries.py")
-    assert seen[True] == seen[False]
-    assert seen[True][0]["all_reduce"] == [1.0] * 4
 
 
 def test_a_restart_is_cold(plugged: Path, tmp_path: Path) -> None:
@@ -94,14 +87,6 @@ def test_a_restart_is_cold(plugged: Path, tmp_path: Path) -> None:
     assert len({parent for _, parent in starts.values()}) == 1
     forked = [path.name.split("-") for path in forks.iterdir()]
     assert {threads for _, _, threads in forked} == {"1"}, "Python 3.12 warns of forks in processes with threads"
-
-
-def test_a_module_beside_the_script_is_preloaded(plugged: Path, tmp_path: Path) -> None:
-    env = environment(plugged, WARM_PRELOAD="package.heavy")
-    result = launch(torchrun(True, 2, "--", str(PROGRAMS / "imports.py")), env, tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout == "True False\n" * 2
-    assert "ddplaunch" not in result.stderr
 
 
 def test_a_cold_start_says_why(plugged: Path) -> None:
