@@ -70,14 +70,19 @@ def words(node_rank: int, address: str, *more: str) -> list[str]:
     return ddplaunch("run", "2", *ANYWHERE, *place, *more)
 
 
-def train(pair: Pair, folder: Path, address: str, *more: str, **environment: str) -> list[dict[str, Any]]:
-    """Start the command on both nodes, each in a directory of its own; return what each rank wrote, in rank order."""
+def train(
+    pair: Pair, folder: Path, address: str, *more: str, shared: str | None = None, **environment: str
+) -> list[dict[str, Any]]:
+    """Start the command on both nodes, each in a directory of its own, or in a ``shared`` one.
+
+    Return what each rank wrote, in rank order.
+    """
     out = folder / "out"
     out.mkdir()
     running = []
     for number, node in enumerate(pair):
-        home = folder / node.name
-        home.mkdir()
+        home = folder / (shared or node.name)
+        home.mkdir(exist_ok=True)
         (home / "train.py").write_text(TRAIN)
         argv = [*words(number, address, *more), "--", "train.py"]
         running.append(node.start(argv, home, clean_environment(OUT=str(out), **environment)))
@@ -120,7 +125,9 @@ def test_node_zero_may_come_last_over_ipv6(pair: Pair, tmp_path: Path) -> None:
 
 def test_own_name_of_no_use_to_others(tmp_path: Path) -> None:
     with nodes(2, tmp_path, "loopback") as pair:
-        trained_together(train(pair, tmp_path, pair[0].name))
+        trained_together(train(pair, tmp_path, pair[0].name, shared="both"))
+    (record,) = (path for path in (tmp_path / "both/.ddplaunch/runs").iterdir())
+    assert (record / "run.json").exists() and (record / "node-1/run.json").exists(), "one record of both nodes"
 
 
 def test_two_nodes_train_together_and_a_restart_brings_the_job_back(tmp_path: Path) -> None:
