@@ -122,4 +122,6 @@ def test_a_launch_that_cannot_work_is_refused_before_the_start(call: Call, folde
     (folder / "doomed.py").write_text("import argparse, no_such_module\nargparse.ArgumentParser().parse_args()\n")
     said = call("run", "2", "--device", "cpu", "--", "doomed.py")
     assert said.status == 4 and "error[module-not-found]: doomed.py imports `no_such_module`" in said.err
+    wrapped = call("run", "2", "--device", "cpu", "--dry-run", "--", "env", "A=1", "python", "doomed.py")
+    assert wrapped.status == 0 and wrapped.err == "", "another interpreter may have it"
     assert "error[module-not-found]" in call("doctor", "2", "--device", "cpu", "--", "doomed.py").out

@@ -12,6 +12,7 @@ from ddplaunch.planning.current import Current, current
 from ddplaunch.planning.launch import Launch, Target
 from ddplaunch.planning.options import Options
 from ddplaunch.planning.resolve import Situation, resolve
+from ddplaunch.planning.settings import Settings
 from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, ScriptReport
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
@@ -29,54 +30,91 @@ SCRIPT = ScriptReport(
 NO_GPU = Unavailable("`libnvidia-ml.so.1` is not installed")
 
 
+SITUATION = Situation(
+    facts=healthy_facts(),
+    script=SCRIPT,
+    environ={},
+    pairs=(),
+    selection=None,
+    python=("python", "-P"),
+    run_id="run-1",
+    record="/runs/run-1",
+)
+
+
 def decide(options: Options, facts: Facts | None = None, **changes: Any) -> Launch:
-    situation = Situation(
-        facts=facts or healthy_facts(),
-        script=SCRIPT,
-        environ={},
-        pairs=(),
-        selection=None,
-        python=("python",),
-        run_id="run-1",
-        record="/runs/run-1",
-    )
-    return resolve(options, TRAIN, replace(situation, **changes))
+    return resolve(options, TRAIN, replace(SITUATION, facts=facts or healthy_facts(), **changes))
 
 
 def variables(launch: Launch) -> dict[str, str]:
     return {each.name: each.value for each in launch.environment if each.value is not None}
 
 
-def test_auto_is_one_process_for_each_visible_gpu() -> None:
-    assert decide(said(nproc="auto")).topology.nproc_per_node.value == 8
-    assert decide(Options(), environ={"CUDA_VISIBLE_DEVICES": "1,3"}).topology.nproc_per_node.value == 2
-    pairs = (("CUDA_VISIBLE_DEVICES", "0,1,2", Source("flag", "--env")),)
-    assert decide(Options(), pairs=pairs).topology.nproc_per_node.value == 3
-
-
-def test_auto_without_a_gpu_is_one_process_on_the_cpu() -> None:
-    launch = decide(Options(), healthy_facts(nvml=NO_GPU))
-    assert (launch.device.value, launch.topology.world_size) == ("cpu", 1)
-    assert "libnvidia-ml" in launch.device.source.detail
-
-
-def test_auto_on_cuda_without_a_count_is_refused() -> None:
-    with pytest.raises(UsageError) as caught:
-        decide(said(device="cuda"), healthy_facts(nvml=NO_GPU))
-    assert caught.value.findings[0].code == "no-gpu-to-count"
+HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
+ROCM = {"torch": healthy_torch(cuda=None, hip="6.2")}
 
 
 @pytest.mark.parametrize(
-    ("torch", "device"),
+    ("typed", "facts", "environ", "device", "nproc"),
     [
-        (healthy_torch(), "cuda"),
-        (healthy_torch(cuda=None), "cpu"),
-        (healthy_torch(cuda=None, hip="6.2"), "cuda"),
-        (Unavailable("torch is not installed"), "cpu"),
+        ({"nproc": "auto"}, {}, {}, "cuda", 8),
+        ({}, {}, {"CUDA_VISIBLE_DEVICES": "1,3"}, "cuda", 2),
+        ({}, {}, HIDDEN, "cpu", 1),
+        ({"nproc": "auto"}, {}, HIDDEN, "cpu", 1),
+        ({}, {"nvml": NO_GPU}, {}, "cpu", 1),
+        ({"nproc": "2"}, {"torch": healthy_torch(cuda=None)}, {}, "cpu", 2),
+        ({"nproc": "2"}, {"torch": Unavailable("torch is not installed")}, {}, "cpu", 2),
+        ({"nproc": "2"}, ROCM, {}, "cuda", 2),
+        ({"nproc": "2"}, {**ROCM, "nvml": NO_GPU}, {}, "cuda", 2),  # in WSL2 nothing reports AMD's GPUs
+        ({"nproc": "2"}, ROCM, HIDDEN, "cpu", 2),
+        ({"nproc": "2", "device": "cuda"}, {"nvml": NO_GPU}, {}, "cuda", 2),
     ],
 )
-def test_the_device_follows_the_build_of_torch(torch: Any, device: str) -> None:
-    assert decide(said(nproc="2"), healthy_facts(torch=torch)).device.value == device
+def test_device_and_processes_follow_torch_and_what_is_visible(
+    typed: dict[str, str], facts: dict[str, Any], environ: dict[str, str], device: str, nproc: int
+) -> None:
+    launch = decide(said(**typed), healthy_facts(**facts), environ=environ)
+    assert (launch.device.value, launch.topology.nproc_per_node.value) == (device, nproc)
+    pairs = tuple((name, value, Source("flag", "--env")) for name, value in environ.items())
+    by_env = decide(said(**typed), healthy_facts(**facts), pairs=pairs)
+    assert (by_env.device, by_env.topology) == (launch.device, launch.topology)
+
+
+@pytest.mark.parametrize(("facts", "environ"), [({"nvml": NO_GPU}, {}), ({}, HIDDEN)])
+def test_auto_on_cuda_without_a_count_is_refused(facts: dict[str, Any], environ: dict[str, str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        decide(said(device="cuda"), healthy_facts(**facts), environ=environ)
+    assert caught.value.findings[0].code == "no-gpu-to-count"
+
+
+CPU = {"torch": healthy_torch(cuda=None)}
+
+
+@pytest.mark.parametrize(
+    ("typed", "facts", "target", "warm"),
+    [
+        ({"nproc": "2"}, CPU, TRAIN, True),
+        ({"nproc": "1"}, CPU, TRAIN, False),
+        ({"nproc": "2"}, {}, TRAIN, False),
+        ({"nproc": "2", "device": "cpu"}, {}, TRAIN, False),
+        ({"nproc": "2", "start": "cold"}, CPU, TRAIN, False),
+        ({"nproc": "1", "start": "warm"}, {}, TRAIN, True),
+        ({"nproc": "2"}, CPU, replace(TRAIN, before=("uv", "run")), False),
+        ({"nproc": "2", "start": "warm"}, CPU, Target("executable", "bash", ("t.sh",)), False),
+    ],
+)
+def test_ranks_are_forked_where_that_was_proven_equal(
+    typed: dict[str, str], facts: dict[str, Any], target: Target, warm: bool
+) -> None:
+    launch = resolve(said(**typed), target, replace(SITUATION, facts=healthy_facts(**facts), plugin="here"))
+    assert ("-P" not in launch.argv, "start warm" in launch.notes) == (warm, warm)
+
+
+@pytest.mark.parametrize(("nodes", "told"), [("2", "gpu-a 29500"), ("1:2", ""), ("1", "")])
+def test_nodes_learn_of_each_others_end_unless_the_launch_goes_on(nodes: str, told: str) -> None:
+    options = said(nnodes=nodes, nproc="2", **({} if nodes == "1" else {"node_rank": 0, "master_addr": "gpu-a"}))
+    settings = variables(decide(options, plugin="here"))["DDPLAUNCH_AGENT"]
+    assert Settings.from_json(settings).others == told
 
 
 @pytest.mark.parametrize("typed", [{"device": "tpu"}, {"device": "cpu", "gpus": "0"}])
