@@ -41,16 +41,7 @@ _NUMBER_TITLES = {
 
 def resolved_numbers(numbers: Numbers) -> dict[str, Resolved[Any]]:
     """Return the numbers that are known, by field name, in the order of the tables."""
-    resolved: dict[str, Resolved[Any]] = {}
-    for name in _NUMBER_TITLES:
-        if (value := getattr(numbers, name)) is not None:
-            resolved[name] = value
-    return resolved
-
-
-def _title(name: str) -> str:
-    field, _, rate = name.partition(":")
-    return f"{_NUMBER_TITLES[field]} {rate}".rstrip()
+    return {name: value for name in _NUMBER_TITLES if (value := getattr(numbers, name)) is not None}
 
 
 def plan_text(launch: Launch, terminal: Terminal, *, facts: Facts | None = None) -> str:
@@ -78,22 +69,17 @@ _OF_MISSING = {"lr": ("base_lr", "lr", "lr_scaling"), "warmup_steps": ("base_war
 _OF_DOUBTS = {name: (name, "global_batch_size") for name in ("batch_size", "accum", "world_size")}
 
 
-def _doubted_in(launch: Launch) -> set[str]:
-    """Return the numbers, by field, that may not be what trains."""
-    return {name for family, _ in launch.doubts for name in _OF_DOUBTS.get(family, (family,))}
-
-
 def _numbers(launch: Launch, terminal: Terminal) -> list[str]:
     """Return the numbers with their sources; without ``--verbose`` only given ones and those shown nowhere else."""
     verbose = value_of(launch.options.verbose, False)
     topology, numbers = launch.topology, resolved_numbers(launch.numbers)
     missing = {name for each in launch.missing for name in _OF_MISSING.get(each.number, (each.number,))}
-    doubted = _doubted_in(launch)
+    doubted = {name for family, _ in launch.doubts for name in _OF_DOUBTS.get(family, (family,))}
     resolved: dict[str, Resolved[Any]] = {"nodes": topology.nnodes, "processes per node": topology.nproc_per_node}
     resolved |= {"device": launch.device}
     rows = [(name, number_text(number.value), number) for name, number in resolved.items() if verbose]
     rows += [
-        (_title(name), number_text(number.value) + "?" * (name in doubted), number)
+        (_NUMBER_TITLES[name], number_text(number.value) + "?" * (name in doubted), number)
         for name, number in numbers.items()
         if verbose or (name not in missing and (name in _COMPUTED or number.source.kind not in ("default", "computed")))
         if verbose or name != "world_size"
