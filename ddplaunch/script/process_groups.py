@@ -17,7 +17,11 @@ from ddplaunch.values.frozen import dataclass
 _RANK_NAMES = frozenset({"RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "GROUP_RANK"})
 # A mention of LOCAL_RANK that neither sets it nor only looks whether it is there.
 _OWN_RANK = re.compile(r"[\"']LOCAL_RANK[\"'](?!\s*(?:not\s+)?in\b|\]\s*=[^=])")
-_SETS_UP = frozenset({"init_process_group", "init_device_mesh", "init_distributed"})
+_SETS_UP = ("init_process_group", "init_device_mesh", "init_distributed")
+_SETTING_UP = re.compile(
+    r"(?:torch|deepspeed)\..*init_(?:process_group|device_mesh|distributed)"
+    r"|(?:.*\bdist\w*\.)?init_(?:process_group|device_mesh)"
+)
 # Functions of libraries that start a function once per GPU, whatever started them.
 _LIBRARY_STARTERS = """
     detectron2.engine.launch fastreid.engine.launch yolox.core.launch accelerate.notebook_launcher
@@ -110,7 +114,7 @@ def ranks_of(outside: Outside, options: Sequence[DeclaredOption]) -> GroupSetUp:
     """Return where the script starts its own ranks, or which options keep it from setting up a process group."""
     parts, flow = outside.parts, outside.flow
     certain = next((place for place in outside.spawns if _is_certain(*place, flow)), None)
-    set_ups = _set_ups(parts, flow)
+    set_ups = _set_ups(parts)
     obstacles = [outside.obstacle(call, part) for call, part in set_ups]
     alone = None not in obstacles
     aware = any(name in _RANK_NAMES for part in parts for name in environment_names(part))
@@ -159,15 +163,10 @@ def device_from_option(parts: Sequence[ReachablePart], flow: Flow, option: Decla
     return None
 
 
-def _set_ups(parts: Sequence[ReachablePart], flow: Flow) -> list[tuple[ast.Call, ReachablePart]]:
-    """Return the calls that set up groups; of names that the program defines itself only torch's and DeepSpeed's."""
-    calls = ((call, part) for part in parts for call in part.calls_of(*_SETS_UP) if last(call.func) in _SETS_UP)
-    return [
-        (call, part)
-        for call, part in calls
-        if dotted(call.func, part.aliases).startswith(("torch.", "deepspeed."))
-        or not (last(call.func) == "init_distributed" or flow.is_own(last(call.func)))
-    ]
+def _set_ups(parts: Sequence[ReachablePart]) -> list[tuple[ast.Call, ReachablePart]]:
+    """Return the calls that set up groups; a method of something else of that name may join nothing."""
+    calls = ((call, part) for part in parts for call in part.calls_of(*_SETS_UP))
+    return [(call, part) for call, part in calls if _SETTING_UP.fullmatch(dotted(call.func, part.aliases))]
 
 
 def _joining(part: ReachablePart, own: bool) -> Iterator[tuple[ast.expr, ReachablePart]]:
