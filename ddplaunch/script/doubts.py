@@ -36,6 +36,7 @@ def without_effect(option: DeclaredOption, flow: Flow) -> str:
         inside = value.args if isinstance(value, ast.Call) else ()  # a namespace as a whole may be read by a call
         reads = {option.dest, "vars"} & {last(node) for node in ast.walk(value)} or NAMESPACES & {*map(last, inside)}
         literal = isinstance(value, ast.Constant) and not _is_number(value)
+        reads = reads or {option.dest} & flow.known.options_behind(value, part, 1)  # `args.lr = scaled`
         if reads or literal or not isinstance(statement, ast.Assign):
             continue
         target, around = statement.targets[0], part.source.parents.get(statement)

@@ -260,6 +260,7 @@ RATE = 'p.add_argument("--lr", type=float, default=0.0005)'
             1 / 512,
             {WORLD: 1.0, "batch_size": 1.0},
         ),
+        ("scaled = args.lr * args.world_size\nargs.lr = scaled", 1.0, {WORLD: 1.0}),
         ("args.lr = args.lr * torch.cuda.device_count()", 1.0, {LOCAL_WORLD: 1.0}),
         ("args.lr *= args.batch_size * len(args.gpu_ids) / 256", 1 / 256, {UNREAD: 1.0, "batch_size": 1.0}),
         ("opt = SGD(m, lr=args.lr)", None, {}),
