@@ -19,5 +19,6 @@ COMMAND = Command(
 def env() -> int:
     """Print torch's description of the environment, ddplaunch's version, and what `doctor` finds."""
     for words in (["torch.utils.collect_env"], ["ddplaunch", "--version"], ["ddplaunch", "doctor", "--verbose"]):
-        subprocess.run(own_command(sys.executable, *words), stdin=subprocess.DEVNULL, check=False)
+        folder = "." if len(words) > 1 else "/"  # collect_env starts `python -m pip`, which would take a pip.py here
+        subprocess.run(own_command(sys.executable, *words), cwd=folder, check=False)
     return ExitStatus.DONE
