@@ -13,6 +13,11 @@ set -e  # a line of the setup that fails ends the job
 set +e
 
 {% endif %}
+{% if inherited %}
+# It was submitted inside of another job, whose settings srun would take for its own.
+unset {{ inherited | join(" ") }}
+
+{% endif %}
 # One task on each node; ddplaunch learns from Slurm what it got. A task that fails ends all.
 {% if batch.requeue_on %}
 {% set name, seconds = batch.requeue_on %}

@@ -35,20 +35,33 @@ def sbatch_text(batch: BatchScript, environ: Mapping[str, str] | None = None) ->
         about=visible(batch.about),
         directives=map(directive_text, batch.directives),
         requeue_s=_REQUEUE_BEFORE_S,
+        inherited=_inherited(batch) if "SLURM_JOB_ID" in (environ or ()) else (),
         command=command_lines(batch.command, _WIDTH - 2, variables=environ),
     )
 
 
+#: Variables that sbatch passes on and srun obeys, with the option by which the job sets them anew.
+_OBEYED = {
+    **dict.fromkeys(("SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_VERBOSE"), ""),
+    **{"SLURM_TRES_PER_TASK": "", "SLURM_CPUS_PER_TASK": "--cpus-per-task=", "SLURM_MEM_PER_NODE": "--mem="},
+}
+
+
+def _inherited(batch: BatchScript) -> list[str]:
+    """Return the variables of an outer job that this one does not set anew."""
+    return [name for name, option in _OBEYED.items() if not option or option not in " ".join(batch.directives)]
+
+
 def directive_text(directive: str) -> str:
-    """Return an option for a ``#SBATCH`` line: in double quotes if needed, a backslash before ``"`` and ``\\``.
+    """Return an option for a ``#SBATCH`` line, with its value in double quotes where that is needed.
 
     Slurm does not read it like a shell: https://github.com/SchedMD/slurm/blob/master/src/sbatch/opt.c (_get_next_opt).
     """
     if _PLAIN.match(directive):
         return directive
-    name, equals, value = directive.partition("=")
-    escaped = re.sub(r'(["\\])', r"\\\1", value)
-    return f'{name}{equals}"{escaped}"'
+    name, value = re.findall(r"(?s)(--[^=]*=|-.)(.*)", directive)[0]
+    escaped = re.sub(r'(["\\])', r"\\\1", visible(value))
+    return f'{name}"{escaped}"'
 
 
 def submitted_text(job: str, batch: BatchScript, log: str, state: JobState | None, terminal: Terminal) -> str:

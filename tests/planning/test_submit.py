@@ -89,6 +89,22 @@ def test_a_failure_at_the_time_limit_is_requeued_and_an_early_one_is_not(
     assert (tmp_path / "asked").exists() == requeued
 
 
+@pytest.mark.parametrize(("words", "kept"), [((), set()), (("--mem", "9G", "--cpus-per-task", "4"), {"MEM", "CPUS"})])
+def test_srun_gets_nothing_of_the_job_in_which_it_was_submitted(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], kept: set[str]
+) -> None:
+    names = {"CPU_BIND": "CPU_BIND", "TRES": "TRES_PER_TASK", "MEM": "MEM_PER_NODE", "CPUS": "CPUS_PER_TASK"}
+    text = call("submit", "2", *words, "--dry-run", "--", "train.py").out
+    assert "unset" not in text, "outside of a job nothing is inherited"
+    for name in ("JOB_ID", *names.values()):
+        monkeypatch.setenv(f"SLURM_{name}", "7")
+    programs(tmp_path / "bin", monkeypatch, srun="env > seen")
+    text = call("submit", "2", *words, "--dry-run", "--", "train.py").out
+    subprocess.run(["bash", "-c", text], cwd=tmp_path, check=True)
+    seen = (tmp_path / "seen").read_text()
+    assert {short for short, name in names.items() if f"SLURM_{name}=7" in seen} == kept
+
+
 def test_a_setup_line_that_fails_ends_the_job(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = call("submit", "2", "--setup", "false", "--dry-run", "--", "train.py").out
     programs(tmp_path / "bin", monkeypatch, srun="touch started")
@@ -220,3 +236,5 @@ def test_job_names_are_what_every_cluster_takes(text: str, name: str) -> None:
 def test_directives_are_quoted_only_where_slurm_needs_it() -> None:
     assert directive_text("--gpus-per-node=4") == "--gpus-per-node=4"
     assert directive_text('--comment=a "b" \\') == '--comment="a \\"b\\" \\\\"'
+    assert directive_text("-Ch100&nvlink") == '-C"h100&nvlink"'
+    assert "\n" not in directive_text("--comment=a\nrm -rf ~")
