@@ -4,9 +4,14 @@ Rules are tuned on one half of the labelled logs (crc32 of the id even). Nobody 
 one that counts. Both scores are printed and written to benchmarks/results/explain.json and explain.md. ``--failures``
 lists the wrong answers of the half that rules are tuned on.
 
+``--cases FILE`` writes the labelled logs of benchmarks/fault_sets as JSON lines, for any tool to read. ``--score FILE``
+counts how many answers of a tool are right: JSON lines of ``id``, ``code`` and, if it names one, ``rank``. A tool with
+coarser names gives a list of all codes that its name covers. ``--score explain`` asks ddplaunch.
+
 ``--ablate`` switches each rule of ddplaunch/explain/decide/fate.py and each signature off, and prints of how many logs
-of benchmarks/fault_sets, by how many authors, the answer is no longer right. A rule stays with three logs of two
-authors, or where it reads the record of a run, which no log has: ``--check`` fails if another one is there.
+of benchmarks/fault_sets, by how many authors, the answer gets worse: another code, or no longer the rank, the words
+that somebody needs to mend it, or the line of the user's code. A rule stays with three logs of two authors, or where it
+reads the record of a run, which no log has: ``--check`` fails if another one is there.
 """
 
 from __future__ import annotations
@@ -23,14 +28,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fault_sets import logs
+from benchmarks.fault_sets import ANY, Fault, logs
 from benchmarks.publishing import parser, publish
 from ddplaunch.explain.decide import fate
-from ddplaunch.explain.decide.choose import choose
+from ddplaunch.explain.decide.choose import RootCause, choose
 from ddplaunch.explain.diagnosis import Diagnosis, LogSource
 from ddplaunch.explain.explain_logs import explain_texts, read_logs
-from ddplaunch.explain.read.scan import Scanned
 from ddplaunch.explain.signatures import Signature, all_signatures
+from ddplaunch.explain.wording import worded
 
 CORPUS = Path(__file__).parents[2] / "shared" / "corpus" / "cases.jsonl"
 RIGHT_LEAST, WRONG_MOST = 0.95, 0.03
@@ -85,11 +90,20 @@ def main() -> int:
     )
     options.add_argument("--no-speed", action="store_true", help="leave the gigabyte out")
     options.add_argument("--ablate", action="store_true", help="switch each rule and signature off instead")
+    options.add_argument("--cases", type=Path, metavar="FILE", help="write the labelled logs instead")
+    options.add_argument("--score", metavar="FILE|explain", help="count the right answers of a tool instead")
     arguments = options.parse_args()
     if arguments.ablate:
         needs = ablation(arguments.corpus)
         sys.stdout.write(ablation_text(needs))
         return int(arguments.check and bool(needless(needs)))
+    if arguments.cases:
+        arguments.cases.write_text("".join(f"{json.dumps(case)}\n" for case in fault_cases()))
+        return 0
+    if arguments.score:
+        answers = own_answers() if arguments.score == "explain" else read_answers(Path(arguments.score))
+        sys.stdout.write(scored(answers))
+        return 0
     cases = [json.loads(line) for line in arguments.corpus.read_text().splitlines()]
     halves = {"tune": [case for case in cases if tuned(case)], "report": [case for case in cases if not tuned(case)]}
     scores = {name: score(half) for name, half in halves.items()}
@@ -136,6 +150,47 @@ def score(cases: Sequence[dict[str, Any]]) -> Score:
     return Score(len(cases), right, wrong, unknown, healthy, silent, ranks, ranks_right, likely, wrong_likely)
 
 
+def fault_cases() -> Iterator[dict[str, Any]]:
+    """Yield each labelled log of benchmarks/fault_sets with its right codes (null: healthy) and rank (null: any)."""
+    for fault in logs():
+        codes = [None if code == "none" else code for code in fault.codes]
+        yield {"id": fault.name, "log": fault.log, "codes": codes, "rank": None if fault.rank == ANY else fault.rank}
+
+
+def own_answers() -> dict[str, tuple[list[str | None], int | None]]:
+    """Return what ``explain`` says of each labelled log."""
+    found = {case["id"]: answer(case) for case in fault_cases()}
+    return {name: ([None], None) if said is None else ([said.code], said.rank) for name, said in found.items()}
+
+
+def read_answers(path: Path) -> dict[str, tuple[list[str | None], int | None]]:
+    """Return the codes and rank of each answer. Raises ValueError and KeyError for other lines than the form's."""
+    answers = {}
+    for said in map(json.loads, path.read_text().splitlines()):
+        codes = said["code"] if isinstance(said["code"], list) else [said["code"]]
+        answers[said["id"]] = (codes, said.get("rank"))
+    return answers
+
+
+def scored(answers: dict[str, tuple[list[str | None], int | None]]) -> str:
+    """Return the figures of a tool's answers as a table in Markdown; a log without an answer counts as unknown."""
+    cases = list(fault_cases())
+    failed = [case for case in cases if None not in case["codes"]]
+    healthy = [case for case in cases if None in case["codes"]]
+    codes = {case["id"]: answers.get(case["id"], ([], None))[0] for case in cases}
+    right = [case for case in failed if {*codes[case["id"]]} & {*case["codes"]}]
+    silent = [case for case in healthy if {*codes[case["id"]]} <= {None, "unknown"}]
+    unknown = [case for case in failed if case not in right and {*codes[case["id"]]} <= {None, "unknown"}]
+    ranked = [case for case in failed if case["rank"] is not None]
+    ranks = sum(answers.get(case["id"], ([], None))[1] == case["rank"] for case in ranked)
+    wrong = len(failed) - len(right) - len(unknown)
+    return (
+        "| failures | right cause | wrong cause | unknown | right rank | healthy silent |\n|---|---|---|---|---|---|\n"
+        f"| {len(failed)} | {len(right)} | {wrong} | {len(unknown)} | {ranks} of {len(ranked)} "
+        f"| {len(silent)} of {len(healthy)} |\n"
+    )
+
+
 def failures(cases: Sequence[dict[str, Any]]) -> list[str]:
     """Return a line for each wrong answer."""
     lines = []
@@ -173,13 +228,13 @@ def needless(needs: Sequence[Need]) -> list[str]:
     return [need.rule for need in few if need.rule in names]
 
 
-def labelled(corpus: Path) -> Iterator[tuple[str, str, tuple[str | None, ...]]]:
-    """Yield the name, the text and the right codes of each log of the fault sets and of the corpus."""
-    for fault in logs():
-        yield fault.name, fault.log, tuple(None if code == "none" else code for code in fault.codes)
+def labelled(corpus: Path) -> Iterator[Fault]:
+    """Yield each log of the fault sets and of the corpus."""
+    yield from logs()
     if corpus.exists():
         for case in map(json.loads, corpus.read_text().splitlines()):
-            yield f"corpus/{case['id']}", case["log"], tuple(case["codes"])
+            codes = tuple("none" if code is None else code for code in case["codes"])
+            yield Fault(f"corpus/{case['id']}", codes, ANY, ANY, (), case["log"])
 
 
 def ablation(corpus: Path) -> list[Need]:
@@ -187,27 +242,35 @@ def ablation(corpus: Path) -> list[Need]:
     rules = fate.RULES
     lost: dict[str, list[str]] = {rule.__name__: [] for _, rule in rules}
     lost |= {_name_of(signature): [] for signature in all_signatures()}
-    for name, text, codes in labelled(corpus):
-        scanned = read_logs([LogSource("train.log", io.BytesIO(text.encode()))])
+    for fault in labelled(corpus):
+        scanned = read_logs([LogSource("train.log", io.BytesIO(fault.log.encode()))])
         cause, case = choose(scanned)
-        if (None if cause is None else cause.code) not in codes:
+        whole = _rightly(cause, fault)
+        if whole == 0:
             continue
         reasons = {failure.reason for failure in case.failures} - {""}
         for off in [rule for rule in rules if rule[1].__name__ in reasons]:
             fate.RULES = tuple(rule for rule in rules if rule is not off)
-            if _code(scanned) not in codes:
-                lost[off[1].__name__].append(name)
+            if _rightly(choose(scanned)[0], fault) < whole:
+                lost[off[1].__name__].append(fault.name)
         fate.RULES = rules
         for signature in {id(hit.signature): hit.signature for hit in scanned.hits}.values():
             hits = tuple(hit for hit in scanned.hits if hit.signature is not signature)
-            if _code(replace(scanned, hits=hits)) not in codes:
-                lost[_name_of(signature)].append(name)
+            if _rightly(choose(replace(scanned, hits=hits))[0], fault) < whole:
+                lost[_name_of(signature)].append(fault.name)
     return sorted((Need(rule, tuple(logs)) for rule, logs in lost.items()), key=lambda need: len(need.logs))
 
 
-def _code(scanned: Scanned) -> str | None:
-    cause, _ = choose(scanned)
-    return None if cause is None else cause.code
+def _rightly(cause: RootCause | None, fault: Fault) -> int:
+    """Return how much of an answer is right: 0 if its code is not, else 1 and 1 each for rank, words and own line."""
+    said = None if cause is None else worded(cause)
+    if ("none" if said is None else said.code) not in fault.codes:
+        return 0
+    shown = "" if said is None else " ".join((said.what, said.why, *said.fixes, *(each.text for each in said.evidence)))
+    has_words = all(any(word in shown for word in words.split("|")) for words in fault.helps)
+    if said is None:
+        return 1
+    return 1 + (fault.rank in (ANY, said.rank)) + has_words + bool(said.calls)
 
 
 def _name_of(signature: Signature) -> str:

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks import gpu, startup
+from benchmarks.explain import fault_cases, read_answers, scored
 from benchmarks.fault_sets import LAUNCHES, faults_of, logs
 from benchmarks.fault_sets.__main__ import answer, sums_of
 from benchmarks.launchers import ACCELERATE, COLD, DEEPSPEED, TORCHRUN, WARM, launchers
@@ -217,6 +218,24 @@ def test_the_sets_cover_every_cause_by_few_logs() -> None:
     assert {fault.timeout_s for fault in faults_of(LAUNCHES)} > {60} and any(
         "config.json" in fault.files for fault in faults_of(LAUNCHES)
     )
+
+
+def test_answers_of_any_tool_are_scored(tmp_path: Path) -> None:
+    cases = list(fault_cases())
+    assert {"id", "log", "codes", "rank"} == cases[0].keys()
+    failed = [case for case in cases if None not in case["codes"]]
+    right = [{"id": case["id"], "code": case["codes"][0], "rank": case["rank"]} for case in cases]
+    coarse = [{"id": case["id"], "code": ["none-of-these", *case["codes"]]} for case in failed[:9]]
+    wrong = [{"id": case["id"], "code": "no-such-code"} for case in cases]
+    healthy, ranked = len(cases) - len(failed), sum(case["rank"] is not None for case in failed)
+    for answers, figures in (
+        (right, f"| {len(failed)} | {len(failed)} | 0 | 0 | {ranked} of {ranked} | {healthy} of {healthy} |"),
+        (coarse, f"| {len(failed)} | 9 | 0 | {len(failed) - 9} | 0 of {ranked} | {healthy} of {healthy} |"),
+        (wrong, f"| {len(failed)} | 0 | {len(failed)} | 0 | 0 of {ranked} | 0 of {healthy} |"),
+    ):
+        path = tmp_path / "answers.jsonl"
+        path.write_text("".join(f"{json.dumps(answer)}\n" for answer in answers))
+        assert scored(read_answers(path)).splitlines()[-1] == figures
 
 
 def test_a_log_is_scored_by_what_explain_says_of_it() -> None:
