@@ -24,9 +24,13 @@ _SHARED, _WORDS = re.compile(r"<([A-Z_]+)>"), re.compile(r"@(\w+)")
 
 
 def compiled() -> str:
-    """Return the JSON of all families. Raises KeyError for a part a family does not have, ValueError for no TOML."""
+    """Return the JSON of all families, a rule in each line.
+
+    Raises KeyError for a part a family does not have, ValueError for no TOML.
+    """
     rules = [rule for family in FAMILIES for rule in rules_of(EXPLAIN / "families" / f"{family}.toml")]
-    return json.dumps(rules, ensure_ascii=False, indent=0) + "\n"
+    lines = (json.dumps(rule, ensure_ascii=False, separators=(",", ":")) for rule in rules)
+    return "[\n" + ",\n".join(lines) + "\n]\n"
 
 
 def rules_of(family: Path) -> Iterator[dict[str, Any]]:
