@@ -55,8 +55,7 @@ class CapturedLogs(api.LogsSpecs):
         self._ending: Ending | None = None
         self._spares: Spares | None = None
         self._ranks: dict[int, int] = {}  # global rank by local rank, in the current attempt
-        if signal.setitimer(signal.ITIMER_REAL, 0)[1]:  # of ``sitecustomize``
-            os.write(2, b"\r\x1b[K")
+        signal.setitimer(signal.ITIMER_REAL, 0)  # the guard goes on with the line that ``sitecustomize`` shows
         try:
             settings = _settings()
             _tell_of_an_unknown_torch()

@@ -16,7 +16,7 @@ from ddplaunch.agent.guard.loop import Loop
 from ddplaunch.agent.guard.sweep import Owner, Sweeps, grace_of_left, of_ranks, unannounced
 from ddplaunch.agent.protocol import RankFailure
 from ddplaunch.machine.processes.process_table import ProcessStat, own_processes, read_stat
-from ddplaunch.machine.processes.stop_processes import asked_first, send_signal
+from ddplaunch.machine.processes.stop_processes import asked_first, send_signal, status_of_reaped
 from tests.agent.guarded import until
 
 STAT = b"%d (%s) %s %d %d %d" + b" 0" * 15 + b" %d" + b" 0" * 29 + b" %d\n"
@@ -148,6 +148,15 @@ def test_the_command_line_of_a_process_is_known_from_its_start() -> None:
     finally:
         os.sched_setaffinity(0, cpus)
     assert owner.command == (b"sleep", b"60")
+
+
+def test_the_status_of_a_process_that_was_reaped_is_right_where_the_kernel_keeps_it() -> None:
+    for command, expected in (("exit 5", 5 << 8), ("kill -9 $$", 9), ("exit 0", 0)):
+        child = subprocess.Popen(["sh", "-c", command])
+        handle = os.pidfd_open(child.pid)
+        child.wait(10)
+        assert status_of_reaped(handle) in (expected, None)
+        os.close(handle)
 
 
 def test_where_the_kernel_has_no_pidfd_torchruns_word_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from ddplaunch.agent.guard.sweep import Owner
 from ddplaunch.agent.protocol import Rank, RankFailure
 from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.process_table import read_stat
+from ddplaunch.machine.processes.stop_processes import status_of_reaped
 from ddplaunch.records.first_failure import SeenEnd, first_to_fail, steady_s, who_ended
 from ddplaunch.values.words import signal_name
 
@@ -105,12 +106,14 @@ class Attempt:
     def has_ended(self, handle: int) -> None:
         """Note the end of the rank whose pidfd is ``handle``, and close the pidfd."""
         one = self.handles.pop(handle)
-        os.close(handle)
         one.ended_s = steady_s()
         one.told_to_end = self.ordered_to_end
         self.order.append(one)
         if one.pid is not None and (seen := read_stat(one.pid)) and seen.start_ticks == one.start_time:
             one.status = None if seen.alive else seen.exit_status
+        if (reaped := status_of_reaped(handle)) is not None:  # torchrun, or init, was quicker
+            one.status = reaped
+        os.close(handle)
 
     def close(self, pids: Sequence[int]) -> None:
         """Note that torchrun ends the ranks with these ``pids``, whatever status they end with."""

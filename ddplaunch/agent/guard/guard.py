@@ -98,7 +98,7 @@ class GuardedRun:
 
     def _show_waiting(self) -> None:
         if self._console.passing:
-            self._console.show_passing(starting_line("no output yet"))
+            self._console.out.put(starting_line("no output yet"))
             self._loop.at(time.monotonic() + 1.0, self._show_waiting)
 
     def guard(self) -> int:

@@ -134,7 +134,7 @@ class Sink:
 class Console:
     """Both streams; ``say`` writes ddplaunch's own messages. ``hurried()``: do not wait long for readers.
 
-    ``passing``: a line may be shown by ``show_passing``, as nothing else was shown yet.
+    ``passing``: a line is shown on the terminal, as nothing else was shown yet; ``end_passing`` erases it.
     """
 
     def __init__(self, wake: int) -> None:
@@ -144,15 +144,11 @@ class Console:
         self.passing = False
         self._voice = self.out if is_same_file(1, 2) else self.err
 
-    def show_passing(self, line: bytes) -> None:
-        """Show a line that ``end_passing`` erases."""
-        self._voice.put(line)
-
     def end_passing(self) -> None:
         """Erase the passing line; call it before other output."""
         if self.passing:
             self.passing = False
-            self._voice.put(ERASE)
+            self.out.put(ERASE)
             self.settle(0.2)
 
     def say(self, text: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import time
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, TypeVar
@@ -24,7 +25,6 @@ Sent = Literal["sent", "gone", "other", "denied"]
 
 _RUN_IDS = (RUN_ID, LAUNCH, "TORCHELASTIC_RUN_ID")
 _PAUSE_S = 0.02
-_PR_SET_PDEATHSIG = 1
 KILLED_S = 5.0  # a process that takes longer to end after SIGKILL waits in the kernel for a device or a file server
 
 
@@ -148,6 +148,28 @@ def signal_at_parents_end(number: int) -> None:
     import ctypes  # imported here: it takes as long as the rest of this module
 
     library = ctypes.CDLL(None, use_errno=True)
-    if library.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number), *[ctypes.c_ulong(0)] * 3) != 0:
+    if library.prctl(1, ctypes.c_ulong(number)):
         failed = ctypes.get_errno()
         raise OSError(failed, os.strerror(failed))
+
+
+_PIDFD_INFO = struct.Struct("=Q52xi")  # struct pidfd_info: the mask, unused fields, the status
+_PIDFD_INFO_EXIT = 8
+_PIDFD_GET_INFO = 0xC040FF0B  # _IOWR(0xFF, 11, struct pidfd_info)
+
+
+def status_of_reaped(handle: int) -> int | None:
+    """Return the waitpid(2) status of an ended process by its pidfd, even after its parent has reaped it.
+
+    Linux 6.15 and later keep the status for holders of a pidfd (PIDFD_INFO_EXIT in linux/pidfd.h); None on older
+    kernels.
+    """
+    info = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, 0))
+    try:
+        import fcntl
+
+        fcntl.ioctl(handle, _PIDFD_GET_INFO, info)
+    except OSError:
+        return None
+    mask, status = _PIDFD_INFO.unpack(info)
+    return status if mask & _PIDFD_INFO_EXIT else None
