@@ -75,5 +75,21 @@ def test_a_job_of_an_array_asks_after_itself_and_outside_of_slurm_nobody_is_aske
     assert why_ended({**environ, "SLURM_JOB_ID": ""}, 30, NOW_S) is None
 
 
+@pytest.mark.parametrize(("nodes", "lost"), [("vn[1-2]", "its node vn2"), ("vn[1-3]", "a node"), ("", "a node")])
+def test_the_one_node_that_slurm_took_from_the_job_is_the_lost_one(tmp_path: Path, nodes: str, lost: str) -> None:
+    """Nodes that are through leave the list of a job that is ending, too."""
+    (tmp_path / "scontrol").write_text(f"#!/bin/bash\necho '{ending('COMPLETING', 'NodeDown')}'\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "25", "SLURM_JOB_NODELIST": nodes}
+    found = why_ended(environ, 30, NOW_S)
+    assert found is not None and found.what == f"job 25 lost {lost}"
+
+
+def test_a_job_that_starts_again_by_itself_is_not_told_to() -> None:
+    fixes = [diagnosis("25", parse_job(ending("TIMEOUT")), grace_s=grace_s, now_s=NOW_S) for grace_s in (0.0, 30.0)]
+    once, again = (found.fixes[0] for found in fixes if found is not None)
+    assert "or `--requeue --grace 120`" in once and "starts again by itself" in again
+
+
 def test_times_of_slurms_programs() -> None:
     assert epoch_s(at(NOW_S)) == NOW_S and epoch_s("N/A") is None and epoch_s("Unknown") is None
