@@ -163,7 +163,7 @@ def main() -> int:
             print(*(f"    {claim.verdict} {claim.subject}: {claim.text}" for claim in claims), sep="\n")
             if not claims or asked.show:
                 print(log)
-    publish("proving", table(answers), answers, write=not (asked.no_write or asked.names))
+    publish("proving", table(answers), Counter(answers.values()), write=not (asked.no_write or asked.names))
     return int(asked.check and bool({*answers.values()} - {"found", "silent"}))
 
 

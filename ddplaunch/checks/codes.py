@@ -358,10 +358,13 @@ random-numbers-alike: Datasets draw the same random numbers on all ranks
     twice: the two differ, but are the same on all ranks. Remedy: `torch.manual_seed(seed + rank)` after the model is
     created.
 schedule-too-fast: A schedule makes as many steps per optimizer step as there are ranks
-    It ends after a fraction of the training. Remedy: one `scheduler.step()` for each step of the optimizer.
-statistics-differ: Ranks evaluate with different statistics of BatchNorm
-    Each rank keeps the running mean and variance of its own batches, unless DistributedDataParallel broadcasts those of
-    rank 0. Remedy: `SyncBatchNorm.convert_sync_batchnorm(model)`, or leave `broadcast_buffers` on.
+    Its length counts optimizer steps, so it ends after a fraction of the training; accelerate makes N steps of a prepared
+    schedule at each step. Remedy: one `scheduler.step()` per step, or with accelerate the length of the DataLoader
+    before `prepare`.
+models-differ: A model that computes without gradients is not the same on all ranks
+    Only rank 0 updates a moving average of the weights, or each rank keeps the statistics of BatchNorm of its own
+    batches. Remedy: update it on all ranks alike; for BatchNorm `SyncBatchNorm.convert_sync_batchnorm(model)`, or leave
+    `broadcast_buffers` on.
 evaluation-not-reduced: Each rank evaluates a part of the samples, and nothing combines the results
     The metric that a rank prints covers its own samples only. Remedy: `dist.all_reduce` on sums and counts.
 file-of-all-ranks: Several ranks write the same file

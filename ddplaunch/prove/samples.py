@@ -15,6 +15,7 @@ from ddplaunch.prove.recording import Event, Recorded
 from ddplaunch.values.words import count, listed
 
 _SAMPLES = "samples"
+_LEAST_USED = 0.67  # a sampler that leaves out more of a rank's own dataset divides it again
 _FEW = 8  # fewer equal samples may be chance
 _DRAWN_ONCE = 0.9  # with more repetitions in a rank's part, samples are drawn independently
 
@@ -32,61 +33,48 @@ def sample_claims(recorded: Recorded) -> Iterator[Claim]:
 
 def _of_samples(recorded: Recorded, firsts: Sequence[Event]) -> Claim:
     """Return the claim about how ranks divide the samples; ``firsts`` are their first passes over a DataLoader."""
-    world = len(recorded.ranks)
+    world, line, whole, is_one, spare = len(recorded.ranks), recorded.steps()[0][0]["line"], 0, None, _FEW
     if len(firsts) == world and all(one["indices"] for one in firsts):
-        return _of_parts(firsts)
-    if (alike := _inputs_alike(recorded)) is None:
-        return still_open(_SAMPLES, "none were seen: no DataLoader with indices, and too few different inputs")
-    if alike:
-        line = recorded.steps()[0][0]["line"]
-        return wrong(_SAMPLES, "data-not-divided", line, samples=f"all {world} ranks train on the same samples")
-    return right(_SAMPLES, "the models of all ranks get different samples")
-
-
-def _inputs_alike(recorded: Recorded) -> bool | None:
-    """Return whether the models of all ranks get the same samples at every step; None if that cannot be told."""
-    steps = [[tuple(chain(*event["inputs"])) for event in step] for step in recorded.steps()]
-    varied = [step for step in steps if all(len({*samples}) > 1 for samples in step)]
-    if sum(len(step[0]) for step in varied) < _FEW:
-        return None
-    return all(len({*step}) == 1 for step in varied)
-
-
-def _have_one_dataset(firsts: Sequence[Event]) -> bool | None:
-    """Return whether ranks have the same samples at the same indices; None if that cannot be told."""
-    contents = [one.get("contents") or {} for one in firsts]
-    if common := {*contents[0]}.intersection(*contents):
-        return all(one[index] == contents[0][index] for one in contents for index in common)
-    return None
-
-
-def _of_parts(firsts: Sequence[Event]) -> Claim:
-    """Return the claim about how ranks divide the samples of a pass over a DataLoader."""
-    is_one, whole, line, world = _have_one_dataset(firsts), firsts[0].get("samples"), firsts[0]["line"], len(firsts)
-    is_complete = bool(whole) and all(one["complete"] for one in firsts)
-    parts = [[*one["indices"], *(one["rest"] if is_complete else ())] for one in firsts]
-    if is_one is None and len(set(map(tuple, parts))) == 1:
-        return still_open(_SAMPLES, "ranks load the same indices, but their datasets cannot be compared")
-    if is_one is False:  # samples are told apart by what they contain
-        parts = [[one["contents"].get(n, -1) for n in part] for one, part in zip(firsts, parts, strict=True)]
-        parts = [[content for content in part if content >= 0] for part in parts]
-    batch = max(len(firsts[0]["indices"]) // firsts[0]["given"], 1)
+        line, contents = firsts[0]["line"], [one.get("contents") or {} for one in firsts]
+        if common := {*contents[0]}.intersection(*contents):  # do ranks have the same samples at the same indices?
+            is_one = all(one[index] == contents[0][index] for one in contents for index in common)
+        whole = min(one.get("samples", 0) * one["complete"] for one in firsts)
+        parts = [[*one["indices"], *(one["rest"] if whole else ())] for one in firsts]
+        if is_one is None and len(set(map(tuple, parts))) == 1:
+            return still_open(_SAMPLES, "ranks load the same indices, but their datasets cannot be compared")
+        used = max(len({*part}) for part in parts) / (whole or 1)
+        if is_one is False:  # samples are told apart by what they contain
+            parts = [[one[n] for n in part if n in one] for one, part in zip(contents, parts, strict=True)]
+            if 0 < used < _LEAST_USED:
+                samples = f"ranks have datasets of their own, of which each trains on {used:.0%}: divided twice"
+                return wrong(_SAMPLES, "data-not-divided", line, is_sure=False, samples=samples)
+        spare = world * (len(firsts[0]["indices"]) // firsts[0]["given"] or 1)  # for padding
+    else:
+        # the epoch of a DataLoader ends after half of the steps
+        parts = _inputs(recorded.steps()[: (len(recorded.steps()) + 1) // 2 if firsts else None])
     ranks_of = Counter(chain(*map(set, parts)))
     repeated, total = ranks_of.total() - len(ranks_of), len(ranks_of)
-    if len(set(map(tuple, parts))) == 1 and len(parts[0]) >= _FEW:
+    if not parts or len(parts[0]) < _FEW:
+        return still_open(_SAMPLES, "too few different ones were seen")
+    if len(set(map(tuple, parts))) == 1:
         samples = f"all {world} ranks train on the same {len(parts[0])} samples"
         return wrong(_SAMPLES, "data-not-divided", line, samples=samples)
-    if not is_complete or any(len({*part}) < _DRAWN_ONCE * len(part) for part in parts):
-        return right(_SAMPLES, f"{total} were loaded, {repeated} of them by several ranks")
-    if is_one and all(len({*part}) > whole - batch for part in parts):
+    if is_one and whole and all(len({*part}) > whole - spare for part in parts):
         samples = f"each of {world} ranks trains on all {whole} samples: its DataLoader has a {firsts[0]['sampler']}"
         return wrong(_SAMPLES, "data-not-divided", line, samples=samples)
-    if repeated > world * batch:
-        samples = f"{repeated} of {total} samples go to several ranks in one epoch"
+    is_drawn = any(len({*part}) < _DRAWN_ONCE * len(part) for part in parts)
+    if repeated > spare and not is_drawn:
+        samples = f"{repeated} of {total} samples go to several ranks, though hardly any twice to one"
         return wrong(_SAMPLES, "data-not-divided", line, is_sure=False, samples=samples)
-    padded = f", {repeated} of them twice, as padding" if repeated else ""
-    of_all = f" of {whole}" if is_one is not False else ""
-    return right(_SAMPLES, f"an epoch gives {total}{of_all} samples to {world} ranks{padded}")
+    given = "an epoch gives" if whole and not is_drawn else "a few steps give"
+    return right(_SAMPLES, f"{given} {total} different ones to {world} ranks, {repeated} of them to several")
+
+
+def _inputs(steps: Sequence[Sequence[Event]]) -> list[list[int]]:
+    """Return what the models of each rank got, of steps with different samples."""
+    inputs = [[tuple(chain(*event["inputs"])) for event in step] for step in steps]
+    varied = [step for step in inputs if all(len({*samples}) > 1 for samples in step)]
+    return [[*chain(*samples)] for samples in zip(*varied, strict=True)]
 
 
 def _of_epochs(trained: Sequence[Event]) -> Iterator[Claim]:
@@ -110,9 +98,10 @@ def _of_random_numbers(firsts: Sequence[Event]) -> Iterator[Claim]:
 
 def _of_evaluation(recorded: Recorded) -> Iterator[Claim]:
     """Yield claims if all ranks evaluate: are their models the same, and their results combined?"""
-    for events in zip(*recorded.of("statistics"), strict=False):
-        if not equal([event["values"] for event in events], ROUNDED):
-            yield wrong("evaluation", "statistics-differ", events[0]["line"])
+    states = [{event["where"]: event for event in events} for events in recorded.of("state")]
+    for where in states[0]:
+        if all(where in one for one in states) and not equal([one[where]["values"] for one in states], ROUNDED):
+            yield wrong("evaluation", "models-differ", states[0][where]["line"])
             break
     evaluated = [[one for one in events if not one["trains"] and one["given"]] for events in recorded.of("pass")]
     firsts = [passes[0] for passes in evaluated if passes]
@@ -120,7 +109,6 @@ def _of_evaluation(recorded: Recorded) -> Iterator[Claim]:
     if len(firsts) < len(evaluated) or not all(parts) or len({one.get("samples") for one in firsts}) > 1:
         return
     if all(part == parts[0] for part in parts):
-        yield right("evaluation", f"each rank evaluates the same {len(parts[0])} samples")
         return
     between = [[*group] for _, group in groupby(recorded.ranks[0], lambda event: event["event"] == "step")]
     kinds = {event["event"] for group in between if firsts[0] in group for event in group}

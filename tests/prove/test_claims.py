@@ -31,9 +31,9 @@ def step(rank: int, taken: Sequence[float], after: Sequence[float] | None = None
     parameter = {"name": "w", "called": True, "whole": True, "own": OWN[rank], "stale": None, "value": [1.0, 2.0, 3.0]}
     parameter |= {"backward": taken if after is None else after, "step": taken}
     made = {"event": "step", "optimizer": 0, "kind": "SGD", "line": "train.py:9"}
-    made |= {"settings": [{"lr": 0.1}], "schedules": [1], "closure": False, "scale": 1.0, "passes": ["train.py:8"]}
-    made |= {"early": 0, "inputs": [[rank, 7]], "ratios": [1.0], "weighed": False, "autocast": False}
-    made |= {"accelerate": False, "discarded": [], "outside": [], "parameters": [parameter]}
+    made |= {"settings": [{"lr": 0.1}], "closure": False, "scale": 1.0, "passes": ["train.py:8"]}
+    made |= {"early": 0, "inputs": [[rank, 7]], "ratios": [1.0], "weighed": False}
+    made |= {"discarded": [], "outside": [], "parameters": [parameter]}
     return {**made, **changes}
 
 
@@ -132,13 +132,9 @@ def test_parameters_that_were_replaced_after_the_optimizer_was_made() -> None:
         ([0.7 * a + 0.3 * b for a, b in zip(*OWN, strict=True)], {}, "ranks-count-alike"),
         ([0.7 * a + 0.3 * b for a, b in zip(*OWN, strict=True)], {"weighed": True}, None),
         (OWN[0], {}, None),  # one process got the samples of rank 0 alone
-        (MEAN, {"schedules": [2]}, "schedule-too-fast"),
-        (MEAN, {"schedules": [2], "accelerate": True}, None),
     ],
 )
-def test_the_gradients_and_schedules_of_one_process(
-    own: list[float], changes: dict[str, Any], code: str | None
-) -> None:
+def test_the_gradients_of_one_process(own: list[float], changes: dict[str, Any], code: str | None) -> None:
     single = step(0, own)
     single["parameters"][0]["own"] = own
     ranks = recorded(*([step(rank, MEAN, **changes)] for rank in (0, 1)))
@@ -157,12 +153,36 @@ EVEN, ODD = ALL[::2], ALL[1::2]
 
 
 @pytest.mark.parametrize(
+    ("speed", "scale", "verdict"), [(1, 1, "right"), (1, 2, "right"), (2, 1, "open"), (4, 1, "wrong"), (4, 2, "wrong")]
+)
+def test_how_fast_a_schedule_goes(speed: int, scale: int, verdict: str) -> None:
+    def made(rank: int, number: int, base: float) -> dict[str, Any]:
+        return step(rank, MEAN, settings=[{"lr": base * (100 - number), "initial_lr": str(base * 100)}])
+
+    ranks = recorded(*([made(rank, speed * n, scale) for n in range(6)] for rank in (0, 1)))
+    *_, rates = one_process_claims(ranks, recorded([made(0, n, 1) for n in range(6)]))
+    assert (rates.subject, rates.verdict) == ("rates", verdict)
+
+
+def test_parameters_that_are_averaged_after_each_step_make_up_for_gradients() -> None:
+    ranks = [[step(rank, OWN[rank]) for _ in range(2)] for rank in (0, 1)]
+    assert [claim.verdict for claim in gradient_claims(recorded(*ranks))] == ["open", "right"]
+
+
+def test_the_last_passes_of_an_epoch_may_be_fewer() -> None:
+    two: dict[str, Any] = {"passes": ["train.py:8"] * 2, "inputs": [[1], [2]], "ratios": [0.5, 0.5]}
+    ranks = [[step(rank, MEAN, **two), step(rank, MEAN, ratios=[0.5])] for rank in (0, 1)]
+    assert codes(list(gradient_claims(recorded(*ranks)))) == set()
+
+
+@pytest.mark.parametrize(
     ("parts", "changes", "expected"),
     [
         ((EVEN, ODD), {}, "right"),
         ((ALL, ALL[::-1]), {"sampler": "RandomSampler"}, "data-not-divided"),
         ((EVEN, [*EVEN[:6], "1", "3"]), {}, "data-not-divided"),
         (([*EVEN[:4], *EVEN[:4]], [*EVEN[:4], *EVEN[:4][::-1]]), {}, "right"),  # drawn with repetition
+        ((EVEN[:4], ODD[:4]), {}, "open"),
         ((EVEN, EVEN), {}, "data-not-divided"),
         ((EVEN, EVEN), {"contents": None}, "open"),
     ],
@@ -172,37 +192,55 @@ def test_how_samples_are_divided(parts: Any, changes: Any, expected: str) -> Non
     assert expected == (claim.verdict if claim.finding is None else claim.finding.code)
 
 
-@pytest.mark.parametrize(("shift", "expected"), [(100, "right"), (5, "wrong"), (0, "wrong")])
-def test_datasets_of_ranks_are_compared_by_what_they_contain(shift: int, expected: str) -> None:
-    datasets = [{str(n): n + first for n in range(16)} for first in (1, 1 + shift)]
-    if not shift:
-        datasets[1] = {str(n): 16 - n for n in range(16)}
-    passes = ([given(ALL, contents=one), step(0, MEAN)] for one in datasets)
+@pytest.mark.parametrize(
+    ("parts", "first", "expected"),
+    [((ALL, ALL), 100, "right"), ((ALL, ALL), 5, "wrong"), ((EVEN, ODD), 100, "wrong")],  # the last divides them again
+)
+def test_datasets_of_ranks_are_compared_by_what_they_contain(parts: Any, first: int, expected: str) -> None:
+    datasets = [{str(n): n + begin for n in range(16)} for begin in (0, first)]
+    passes = ([given(part, contents=one), step(0, MEAN)] for part, one in zip(parts, datasets, strict=True))
     assert next(iter(sample_claims(recorded(*passes)))).verdict == expected
 
 
-def test_the_same_inputs_on_all_ranks_are_the_same_samples() -> None:
-    without_loader = recorded(*([step(rank, MEAN, inputs=[[*range(8)]])] for rank in (0, 1)))
-    assert codes(list(sample_claims(without_loader))) == {"data-not-divided"}
+@pytest.mark.parametrize(
+    ("inputs", "verdict"),
+    [
+        ((range(8), range(8)), "wrong"),
+        ((range(16), range(7, 23)), "wrong"),
+        ((range(16), range(14, 30)), "right"),
+        (([*range(12)] * 2, [*range(6, 18)] * 2), "right"),  # drawn with repetition
+        ((range(4), range(4)), "open"),
+    ],
+)
+def test_samples_without_a_loader_are_compared_by_what_models_get(inputs: Any, verdict: str) -> None:
+    ranks = ([step(rank, MEAN, inputs=[[*one]])] for rank, one in enumerate(inputs))
+    assert next(iter(sample_claims(recorded(*ranks)))).verdict == verdict
 
 
 def test_epochs_of_one_order_files_and_random_numbers_of_all_ranks() -> None:
     epochs = [{**given(ALL, n), "indices": part[:8], "rest": []} for n, part in enumerate((EVEN, EVEN), 1)]
     others = [{**given(ALL, n), "indices": part[:8], "rest": []} for n, part in enumerate((ODD, ODD), 1)]
-    assert codes(list(sample_claims(recorded(epochs, others)))) == {"sampler-epoch-not-set"}
+    ends = [step(0, MEAN)]
+    assert codes(list(sample_claims(recorded(epochs + ends, others + ends)))) == {"sampler-epoch-not-set"}
     file = {"event": "file", "path": "model.pt", "line": "train.py:20"}
-    assert codes(list(sample_claims(recorded([file, given(EVEN)], [file, given(ODD)])))) == {"file-of-all-ranks"}
-    drawn = [given(part, drawn=[11, 12]) for part in (EVEN, ODD)]
-    assert codes(list(sample_claims(recorded(*([one] for one in drawn))))) == {"random-numbers-alike"}
-    fixed = [given(part, drawn=[11, 11]) for part in (EVEN, ODD)]
-    assert codes(list(sample_claims(recorded(*([one] for one in fixed))))) == set()
+    one = step(0, MEAN)
+    shared = recorded([file, given(EVEN), one], [file, given(ODD), one])
+    assert codes(list(sample_claims(shared))) == {"file-of-all-ranks"}
+    for drawn, expected in (([11, 12], {"random-numbers-alike"}), ([11, 11], set())):
+        ranks = ([given(part, drawn=drawn), one] for part in (EVEN, ODD))
+        assert codes(list(sample_claims(recorded(*ranks)))) == expected
 
 
-def test_statistics_of_ranks() -> None:
-    ranks = (
-        [given(part), {"event": "statistics", "line": "", "values": [value]}] for part, value in ((EVEN, 1), (ODD, 2))
-    )
-    assert codes(list(sample_claims(recorded(*ranks)))) == {"statistics-differ"}
+def test_models_that_evaluate_and_differ() -> None:
+    def ranks(where: str, value: float) -> Recorded:
+        states = (
+            {"event": "state", "line": "", "where": place, "values": [number]}
+            for place, number in (("a 1", 1.0), (where, value))
+        )
+        return recorded(*([given(part), step(0, MEAN), state] for part, state in zip((EVEN, ODD), states, strict=True)))
+
+    assert codes(list(sample_claims(ranks("a 1", 2.0)))) == {"models-differ"}
+    assert codes(list(sample_claims(ranks("a 1", 1.0)))) == codes(list(sample_claims(ranks("a 2", 2.0)))) == set()
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (64,), (65,), (4093,), (70, 4093), (300, 4096), (0,)])

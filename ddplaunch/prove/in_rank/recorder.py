@@ -36,10 +36,6 @@ Hook = Callable[..., Any]
 _EVALUATED = 4  # batches after which a pass without training is ended
 _MOST_BATCHES = 20_000
 _PATIENCE_S = 20.0
-_LOSSES = (
-    *("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss"),
-    *("binary_cross_entropy", "binary_cross_entropy_with_logits"),
-)
 _COMBINING = ("all_reduce", "all_gather", "gather", "reduce")  # how names of collectives begin that combine results
 
 
@@ -83,10 +79,9 @@ class Recorder:
         self._parameters: dict[int, _Parameter] = {}
         self._named: dict[int, tuple[str, Any]] = {}  # the parameters of modules that were called
         self._called: dict[int, Any] = {}  # modules
-        self._schedules: dict[int, Any] = {}
+        self._plateaus: dict[int, Any] = {}  # schedules that follow a metric
         self._passes: list[str] = []  # the line of each backward pass
         self._fresh, self._weighed = True, False
-        self._autocast: bool | None = None  # None before training begins
         self._inputs: list[list[int]] = []
         self._loss: list[float] = []
         self._ratios: list[float | None] = []
@@ -150,6 +145,7 @@ class Recorder:
         for one in self._trained(optimizer):
             one.note("step")
             one.look()
+            one.seen["value"] = sketch(one.tensor) if one.whole else []
 
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Write everything about this step; end the script after the last one."""
@@ -159,7 +155,7 @@ class Recorder:
         closure = any(map(callable, (*args[1:], kwargs.get("closure"))))
         passes = sorted({number for one in mine for number, _ in one.own if number >= since})
         lost = {number for one in mine for number in one.lost if number >= since}.difference(passes)
-        schedules = [one for one in self._schedules.values() if one.optimizer is optimizer]
+        metrics = [f"{one.best:.4g}" for one in self._plateaus.values() if one.optimizer is optimizer]
         settings = [
             {name: float(value) if name == "lr" else str(value) for name, value in group.items() if name != "params"}
             for group in groups
@@ -169,8 +165,7 @@ class Recorder:
             optimizer=[*self._since].index(optimizer),
             kind=type(optimizer).__name__,
             line=self.line(),
-            settings=[*settings, *({"metric": f"{one.best:.4g}"} for one in schedules if hasattr(one, "best"))],
-            schedules=[one.last_epoch for one in schedules],
+            settings=[*settings, {"metric": ", ".join(metrics)}],
             closure=closure,
             scale=self._scale(),
             passes=[self._passes[number] for number in passes],
@@ -178,29 +173,24 @@ class Recorder:
             inputs=self._inputs,
             ratios=[self._ratios[number] for number in passes],
             weighed=self._weighed,
-            discarded=[] if closure else [self._passes[number] for number in sorted(lost)],
+            discarded=[self._passes[number] for number in sorted(lost)],
             outside=[
                 name for key, (name, one) in self._named.items() if key not in self._parameters and _filled(one.grad)
             ],
-            parameters=[self._parameter(one, since, closure) for one in mine],
-            autocast=self._autocast,
-            accelerate="accelerate.scheduler" in sys.modules,
+            parameters=[self._parameter(one, since) for one in mine],
         )
         self._made += optimizer is next(iter(self._since))
         self._since[optimizer], self._inputs = len(self._passes), []
         if self._made >= self._most_steps:
             self._end()
 
-    def _parameter(self, one: _Parameter, since: int, closure: bool) -> dict[str, Any]:
+    def _parameter(self, one: _Parameter, since: int) -> dict[str, Any]:
         name, _ = self._named.get(id(one.tensor), (None, None))
         seen, one.seen, one.lost = one.seen, {}, []
-        if closure:
-            seen.pop("step", None)
         return {
             "name": name or f"a parameter of shape {tuple(one.tensor.shape)}",
             "called": name is not None,
             "whole": one.whole,
-            "value": sketch(one.tensor) if one.whole else [],
             **seen,
             "own": one.summed(range(since, len(self._passes))),
             "stale": one.summed(range(since)),
@@ -232,21 +222,23 @@ class Recorder:
                 self._named.setdefault(id(one), (name.removeprefix("module."), one))
         if not self._since:
             return
-        if not module.training:
+        if not torch.is_grad_enabled():
             self._evaluated(module)
-        elif self._fresh and torch.is_grad_enabled():
+        elif self._fresh and module.training:
             self._fresh, self._loss = False, []
-            if self._autocast is None:
-                self._autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+            if not self._passes:
                 trained = [one.tensor for one in chain(*map(self._trained, self._since))]
                 self._batches.align([*trained, *module.buffers()])
             self._inputs.append(fingerprints([*inputs, *more.values()]))
 
     def _evaluated(self, module: Any) -> None:
-        """Note statistics of a BatchNorm that nothing makes the same on all ranks."""
-        own = getattr(module, "running_mean", None) is not None
-        if own and not any(getattr(one, "broadcast_buffers", False) for one in self._called.values()):
-            self.write("statistics", line=self.line(), values=sketch(module.running_mean) + sketch(module.running_var))
+        """Note the parameters of a module that computes without gradients; statistics of BatchNorm unless broadcast."""
+        tensors = [*module.parameters(recurse=False)]
+        if not any(getattr(one, "broadcast_buffers", False) for one in self._called.values()):
+            tensors += [one for one in module.buffers(recurse=False) if one.is_floating_point()]
+        for one in tensors:
+            where = f"{self.line()} {type(module).__name__} {tuple(one.shape)} {self._made}"
+            self.write("state", where=where, line=self.line(), values=sketch(one))
 
     # Samples
 
@@ -325,7 +317,7 @@ class Recorder:
 
     # What else ranks do
 
-    def opened(self, path: Any, mode: Any) -> None:
+    def opened(self, path: Any, mode: Any = "w", *_: Any) -> None:
         """Note a file that is opened to be written."""
         if not isinstance(path, str) or not set(str(mode)) & set("wxa") or path.startswith("/dev/"):
             return
@@ -348,13 +340,12 @@ class Recorder:
         for name in dir(dist):
             if name.startswith(_COMBINING):
                 _around(dist, name, lambda *_: self.write("call"))
-        for kind in vars(torch.optim.lr_scheduler).values():
-            if isinstance(kind, type) and "step" in vars(kind) and kind is not optim.Optimizer:
-                _around(kind, "step", lambda args, _: self._schedules.setdefault(id(args[0]), args[0]))
-        for name in _LOSSES:
-            _around(torch.nn.functional, name, after=self.lost)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+        _around(plateau, "step", lambda args, _: self._plateaus.setdefault(id(args[0]), args[0]))
         for name in dir(torch.nn.functional):
-            if "dropout" in name:
+            if name.endswith(("_loss", "cross_entropy", "_with_logits")):
+                _around(torch.nn.functional, name, after=self.lost)
+            elif "dropout" in name:
                 _replace(torch.nn.functional, name, lambda _: lambda input, *_, **__: input)
         _replace(
             torch.nn.functional,
@@ -370,8 +361,8 @@ class Recorder:
         _around(base, "__init__", after=lambda args, *_: self.iterates(*args))
         _replace(base, "_next_index", lambda original: lambda iterator: self.indexed(iterator, original))
         _replace(base, "__next__", lambda original: lambda iterator: self.fetch(iterator, lambda: original(iterator)))
-        _around(torch, "save", lambda args, more: self.opened(str([*args, *more.values()][1]), "w"))
-        sys.addaudithook(lambda event, args: self.opened(*args[:2]) if event == "open" else None)
+        _around(torch, "save", lambda args, more: self.opened(str([*args, *more.values()][1])))
+        sys.addaudithook(lambda event, args: self.opened(*args) if event == "open" else None)
 
     def lost(self, args: Any, more: Any, loss: Any) -> None:
         """Note the value of a loss that is a mean."""
