@@ -205,12 +205,13 @@ nothing-to-scale: A scaling option has nothing to scale
     A scaling option only sets the factor for `--base-lr` and `--base-warmup`. Remedy: add one of these, or leave the
     scaling option out.
 numbers-differ: The ranks do not train with the planned numbers
-    At its first optimizer steps each rank records the learning rates, the batch size of its DataLoader or of the input
-    of its DistributedDataParallel, the batches per step and the size of the process group. Some can differ from the
-    plan because of the script's own default or scaling, an option with another meaning, or a checkpoint. Changes by a
-    schedule of the script are not reported. `prove` reports ranks that step at different learning rates, or with other
-    numbers of their optimizers, and schedules that follow a metric of their own rank. Remedy: the fix in the finding;
-    `--ignore numbers-differ` if the difference is intended; `--no-observe` switches the comparison off.
+    At its first optimizer steps each rank records the learning rates, the batch size of its DataLoader or of the
+    input of its DistributedDataParallel, the batches per step and the size of the process group. Some can differ
+    from the plan because of the script's own default or scaling, an option with another meaning, or a checkpoint.
+    Changes by a schedule of the script are not reported. `prove` reports ranks that step at different learning
+    rates, or with other numbers of their optimizers, and schedules that follow a metric of their own rank. Remedy:
+    the fix in the finding; `--ignore numbers-differ` if the difference is intended; `--no-observe` switches the
+    comparison off.
 no-process-group: Several ranks train, but none has joined a process group
     Without `torch.distributed.init_process_group` each rank trains its own model as if it ran alone, and every rank
     ends successfully. Remedy: the script's switch for distributed training, or one process.
@@ -355,12 +356,12 @@ clipped-before-average: Each rank clips its own gradients before they are averag
     Ranks with large gradients then count less. Remedy: average first, then clip.
 random-numbers-alike: Datasets draw the same random numbers on all ranks
     Samples of different ranks are then augmented alike. `prove` asks the dataset of each rank for its first sample
-    twice: the two differ, but are the same on all ranks. Remedy: `torch.manual_seed(seed + rank)` after the model is
-    created.
+    twice: the two differ, but are the same on all ranks. Remedy: `torch.manual_seed(seed + rank)` after the model
+    is created.
 schedule-too-fast: A schedule makes as many steps per optimizer step as there are ranks
-    Its length counts optimizer steps, so it ends after a fraction of the training; accelerate makes N steps of a prepared
-    schedule at each step. Remedy: one `scheduler.step()` per step, or with accelerate the length of the DataLoader
-    before `prepare`.
+    Its length counts optimizer steps, so it ends after a fraction of the training; accelerate makes N steps of a
+    prepared schedule at each step. Remedy: one `scheduler.step()` per step, or with accelerate the length of the
+    DataLoader before `prepare`.
 models-differ: A model that computes without gradients is not the same on all ranks
     Only rank 0 updates a moving average of the weights, or each rank keeps the statistics of BatchNorm of its own
     batches. Remedy: update it on all ranks alike; for BatchNorm `SyncBatchNorm.convert_sync_batchnorm(model)`, or leave
