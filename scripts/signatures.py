@@ -1,4 +1,4 @@
-"""Compiles ``ddplaunch/explain/families/*.toml`` to ``ddplaunch/explain/families.json``, which is read in milliseconds.
+"""Compiles ``ddplaunch/explain/families/*.toml`` to ``families.json.z`` beside them, which is read in milliseconds.
 
 ``python -m scripts.signatures`` writes it; so does ``pytest --accept-golden tests/explain/test_signatures.py``.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import re
 import sys
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 EXPLAIN = Path(__file__).parents[1] / "ddplaunch" / "explain"
-COMPILED = EXPLAIN / "families.json"
+COMPILED = EXPLAIN / "families.json.z"
 #: In this order: of two rules of a tier that match one line, the first wins.
 FAMILIES = (
     *("gpu", "nccl", "echoes", "collectives", "ddp", "memory", "system", "network", "checkpoints"),
@@ -31,6 +32,11 @@ def compiled() -> str:
     rules = [rule for family in FAMILIES for rule in rules_of(EXPLAIN / "families" / f"{family}.toml")]
     lines = (json.dumps(rule, ensure_ascii=False, separators=(",", ":")) for rule in rules)
     return "[\n" + ",\n".join(lines) + "\n]\n"
+
+
+def write() -> None:
+    """Write the compiled families; compressed, as they say again what stands in the TOML."""
+    COMPILED.write_bytes(zlib.compress(compiled().encode(), 9))
 
 
 def rules_of(family: Path) -> Iterator[dict[str, Any]]:
@@ -122,4 +128,4 @@ def _longest(pieces: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    COMPILED.write_text(compiled(), encoding="utf-8")
+    write()

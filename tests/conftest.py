@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from scripts.signatures import COMPILED, compiled
+from scripts.signatures import write as write_signatures
 from tests.golden import compare
 
 Golden = Callable[[str, str], None]
@@ -50,7 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Signatures are compiled anew before any test reads them, so that one command accepts what they say now."""
     if config.getoption("--accept-golden") and not hasattr(config, "workerinput"):
-        COMPILED.write_text(compiled(), encoding="utf-8")
+        write_signatures()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum, auto
 from functools import cache
@@ -160,12 +161,11 @@ def _names() -> dict[str, Signature]:
 @cache
 def _all() -> tuple[Signature, ...]:
     """Return the rules of all families, as compiled by ``python -m scripts.signatures``."""
-    rules = json.loads(Path(__file__).with_name("families.json").read_bytes())
+    rules = json.loads(zlib.decompress(Path(__file__).with_name("families.json.z").read_bytes()))
     return tuple(signature_of(rule) for rule in rules)
 
 
 def signature_of(rule: dict[str, Any]) -> Signature:
     """Return the signature for a rule of the compiled file."""
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in rule.items()}
-    values["tier"] = Tier[rule["tier"].upper()]
-    return Signature(**values)
+    tuples = {name: tuple(value) for name, value in rule.items() if isinstance(value, list)}
+    return Signature(**rule | tuples | {"tier": Tier[rule["tier"].upper()]})
