@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddplaunch.cli.commands.explain import every_check
+from ddplaunch.cli.commands.afterwards.explain import every_check
 from ddplaunch.cli.parsing.command import COMMANDS, Listed, command_named, options_of
 from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.planning.flag import Flag

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch import cli as cli_package
-from ddplaunch.cli.commands import report as report_module
+from ddplaunch.cli.commands.afterwards import report as report_module
 from ddplaunch.cli.parsing.command import COMMANDS, options_of
 from tests.cli.cli_calls import TRAIN, Call, call, folder
 from tests.cli.test_report_page import record

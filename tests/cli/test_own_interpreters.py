@@ -120,7 +120,7 @@ def interpreters() -> list[tuple[str, list[ast.expr]]]:
 # Command lines that are not started.
 NO_START = {
     "agent/warm/why_cold.py": "what torchrun's own command line is compared with",
-    "cli/commands/doctor.py": "words behind --, with PYTHONSAFEPATH for the ranks",
+    "cli/commands/launch/doctor.py": "words behind --, with PYTHONSAFEPATH for the ranks",
     "checks/variables.py": "the text of a command behind --, for whoever typed it",
     "cli/prepare.py": "interpreter(): with -P where there is one",
     "planning/convert/launcher_line.py": "the text of a command, with the interpreter that stood in the line",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddplaunch.cli.commands.submit import run_words
+from ddplaunch.cli.commands.launch.submit import run_words
 from ddplaunch.cli.configuration import with_configuration
 from ddplaunch.cli.parsing.command import COMMANDS, options_of, own_values
 from ddplaunch.cli.parsing.typed_words import TypedLaunch, parse_quickly, said_on_command_line, with_lists_taken_apart

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.cli.commands.report import shown
+from ddplaunch.cli.commands.afterwards.report import shown
 from ddplaunch.cli.main import main
 
 BEGAN_S = 1790000000.0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.cli.commands.doctor import comm_words, device_of, run_comm_test
+from ddplaunch.cli.commands.launch.doctor import comm_words, device_of, run_comm_test
 from ddplaunch.cli.parsing.typed_words import TypedLaunch
 from ddplaunch.comm.results import Comm, comm_results
 from ddplaunch.comm.view import comm_json, comm_text
@@ -209,7 +209,7 @@ def test_a_rank_that_hangs_ends_at_the_time_out_and_is_explained(
 
 @pytest.mark.slow
 def test_a_test_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddplaunch.cli.commands.doctor._START_S", 15.0)
+    monkeypatch.setattr("ddplaunch.cli.commands.launch.doctor._START_S", 15.0)
     comm = run_of(tmp_path, "import time\ntime.sleep(600)\n", 2.0, monkeypatch)
     assert not comm.ended
     (finding,) = findings(comm)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.cli.commands.doctor import _SILENT_S
+from ddplaunch.cli.commands.launch.doctor import _SILENT_S
 from ddplaunch.cli.hosts.meet_nodes import TIMEOUT_S
 from ddplaunch.cli.hosts.plan_hosts import JOIN_S, AskedHosts
 from ddplaunch.cli.hosts.run_on_hosts import _GRACE_S

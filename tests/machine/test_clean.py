@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.cli.commands import clean as clean_command
+from ddplaunch.cli.commands.afterwards import clean as clean_command
 from ddplaunch.hosts.local.end_orphans import Cleaned, Leftovers
 from ddplaunch.machine.processes.orphans import Orphans
 from ddplaunch.machine.processes.process_table import Process, read_process

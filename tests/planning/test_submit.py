@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import ddplaunch.cli.commands.submit
+import ddplaunch.cli.commands.launch.submit
 from ddplaunch.planning.job.submission import job_name, parse_time
 from ddplaunch.ui.submit_view import directive_text
 from tests.cli.cli_calls import Call, call, folder
@@ -32,7 +32,7 @@ JobId=12 JobName=train
 @pytest.fixture(autouse=True)
 def one_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """Name ddplaunch alike on every machine."""
-    monkeypatch.setattr(ddplaunch.cli.commands.submit, "program", lambda: ("/opt/env/bin/ddplaunch",))
+    monkeypatch.setattr(ddplaunch.cli.commands.launch.submit, "program", lambda: ("/opt/env/bin/ddplaunch",))
 
 
 def programs(place: Path, monkeypatch: pytest.MonkeyPatch, **texts: str) -> None:

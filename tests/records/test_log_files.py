@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.cli.commands.logs import is_over, parse_ranks
+from ddplaunch.cli.commands.while_it_runs.logs import is_over, parse_ranks
 from ddplaunch.records.log_files import LogFile, blocks, follow_logs, log_files, part_of, stamp_s
 from ddplaunch.ui.logs_view import Lines, prefix_of
 from ddplaunch.ui.terminal import Terminal

@@ -1,1 +1,1 @@
-"""The commands, one file each."""
+"""The commands, in a folder for each heading of the first page of help."""

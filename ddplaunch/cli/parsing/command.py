@@ -19,7 +19,7 @@ OUTPUT, SEVERAL_HOSTS, TRIALS = "Output", "Hosts over ssh", "Trials"
 
 
 class Listed(NamedTuple):
-    """A command's group and line on the first page of help."""
+    """A command's heading on the first page of help, which its folder has for a name, and its line there."""
 
     stage: str
     line: str
@@ -140,8 +140,8 @@ def body_of(name: str) -> Callable[..., int]:
 
 
 def _file_of(name: str) -> Any:
-    folder = "commands.setting_up" if name in ("convert", "env", "init") else "commands"
-    return import_module(f"ddplaunch.cli.{folder}.{name}")
+    folder = COMMANDS[name].stage.lower().replace(" ", "_")
+    return import_module(f"ddplaunch.cli.commands.{folder}.{name}")
 
 
 def options_of(name: str) -> tuple[Flag, ...]:

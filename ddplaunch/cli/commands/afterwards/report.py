@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ddplaunch.cli.commands.explain import explained
+from ddplaunch.cli.commands.afterwards.explain import explained
 from ddplaunch.cli.parsing.command import RECORDED_RUN, RUN_DIR, Command
 from ddplaunch.cli.streams import answer, say
 from ddplaunch.cli.which_run import which_run, with_what_hosts_have

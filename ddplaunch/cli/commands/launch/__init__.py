@@ -1,0 +1,1 @@
+"""Commands that plan, check or start a launch, one file each."""

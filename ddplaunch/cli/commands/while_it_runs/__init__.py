@@ -1,0 +1,1 @@
+"""Commands for runs that train, one file each."""
