@@ -108,10 +108,9 @@ def failure(
         "forget": removal[1] if removal else f"ssh-keygen -R {shlex.quote(host.rpartition('@')[2])}",
         "key": shlex.quote(key[1]) if key else "",
         "last": last,
-        "last_said": f": {last}" if last else "",
         "last_or_hangs": last or "its login, its shell's start-up files or its file system hang",
         "limit": f"{limit_s:.0f}",
-        "status": str(status),
+        "status": status,
     }
     for end in _ends():
         line = _last_line(stderr_text, re.compile(end.get("pattern", ""), re.IGNORECASE)).rstrip(".")

@@ -91,7 +91,9 @@ def hold(call: Call, me: Hello, rendezvous_id: str, run_id: str, compare: Compar
             if verdict is None:
                 findings = compare(roll.joined, roll.clocks)
                 go = not any(finding.severity is Severity.ERROR for finding in findings)
-                verdict = Verdict(go, findings, f"{rendezvous_id}-{os.urandom(4).hex()}" if go else None, run_id)
+                apart = len({hello.machine for hello in roll.joined.values()}) == call.nodes  # else it names two runs
+                fresh_id = f"{rendezvous_id}-{os.urandom(4).hex()}"
+                verdict = Verdict(go, findings, fresh_id if go else None, run_id if apart else None)
         except BaseException as problem:
             cause = "was interrupted" if isinstance(problem, (KeyboardInterrupt, SystemExit)) else "failed"
             last = Verdict(False, (rules.ended_by(me.host, cause),))

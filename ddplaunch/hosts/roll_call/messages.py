@@ -99,7 +99,7 @@ class Status:
 class Verdict:
     """The outcome of a roll call: ``go`` or not, and the findings. A fresh ``rendezvous_id`` keeps older runs out.
 
-    ``run_id`` is that of node 0: the records of all nodes then have one name.
+    ``run_id`` is that of node 0, whose name all records get; None where nodes share a machine.
     ``heard`` is False where a node gave up by itself, perhaps without node 0 knowing of it.
     """
 

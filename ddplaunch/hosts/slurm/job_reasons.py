@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence
-from ddplaunch.hosts.slurm.programs import JobState, cancel, epoch_s, job_state, words
+from ddplaunch.hosts.slurm.programs import JobState, cancel, epoch_s, job_state, number_in, words
 from ddplaunch.planning.inside.slurm import array_task, expand_hosts
 from ddplaunch.values.finding import RefusedError, error
 
@@ -32,8 +32,7 @@ def why_ended(
         return None
     job = array_task(environ) or job
     state = job_state(job, environ, _DEADLINE_S)
-    restarts = environ.get("SLURM_RESTART_COUNT", "0")
-    restarts_before = int(restarts) if restarts.isdigit() else 0
+    restarts_before = number_in(environ.get("SLURM_RESTART_COUNT", ""))
     if state is None:
         return None
     remaining = expand_hosts(state.nodes) or ()

@@ -113,7 +113,7 @@ def parse_job(text: str) -> JobState:
         reason=word("Reason", "None"),
         log=log[1] if log else None,
         nodes=word("NodeList", "(null)"),
-        restarts=_number(word("Restarts")),
+        restarts=number_in(word("Restarts")),
         preempted=word("PreemptTime", "None") != "",
         end=word("EndTime"),
         requeues=word("Requeue") == "1",
@@ -127,7 +127,8 @@ def parse_sacct(line: str) -> JobState:
     return JobState(state.split(" ")[0] or "UNKNOWN", nodes=nodes)
 
 
-def _number(text: str) -> int:
+def number_in(text: str) -> int:
+    """Return the number that Slurm wrote, 0 for anything else."""
     return int(text) if text.isdigit() else 0
 
 
