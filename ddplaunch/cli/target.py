@@ -46,9 +46,10 @@ def parse_target(words: Sequence[str]) -> Target:
         return _module(words)
     name, args = words[0], tuple(words[1:])
     path = Path(name)
-    if os.path.isdir(name):  # noqa: PTH112 - Path.is_dir() raises for a name that is too long
+    is_folder_to_run = _exists(f"{name}/__main__.py")
+    if os.path.isdir(name) and not is_folder_to_run:  # noqa: PTH112 - Path.is_dir() raises for a name that is too long
         raise _not_runnable(name, "is a directory", f"name the file, as in `-- {shlex.quote(str(path / 'train.py'))}`")
-    if name.endswith(".py"):
+    if is_folder_to_run or name.endswith((".py", ".pyz")):
         if not _exists(name):
             raise _missing(path)
         if not os.access(path, os.R_OK):

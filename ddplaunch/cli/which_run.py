@@ -84,11 +84,6 @@ class _Runs:
         self.recorded = [by_record.get(path.resolve()) or Run(path.name, path) for path in directories]
         self.elsewhere = [run for run in running if run not in self.recorded]
 
-    @property
-    def running_here(self) -> list[Run]:
-        """This user's live runs that are recorded in the run directory."""
-        return [run for run in self.recorded if _is_mine(run)]
-
     def at(self, path: Path) -> Run:
         """Return the run whose record is ``path``. Raises UsageError where there is none, or it is another user's."""
         if not path.is_dir():
@@ -121,12 +116,10 @@ class _Runs:
         return self.recorded[0]
 
     def _unknown(self, what: str) -> UsageError:
-        none, look = ("", "`ddplaunch ps --all` lists them")
-        if not self.recorded:
-            none, look = (", and it has none", "`cd` to where the run was started")
+        look = "`ddplaunch ps --all` lists them" if self.recorded else "`cd` to where the run was started"
         return usage(
             what,
-            why=f"records are looked for in `{self.base / 'runs'}`{none}",
+            why=f"records are looked for in `{self.base / 'runs'}`",
             fix=f"{look}; `--run-dir DIR` or DDPLAUNCH_DIR names another place",
             code="run-not-found",
         )
@@ -174,11 +167,12 @@ def running_runs(name: str | None, run_dir: str | None) -> list[Run]:
         every = (*runs.recorded, *runs.elsewhere)
         living = [run for run in every if run.processes is not None]
         return [runs.named(name, living, [run for run in every if run.processes is None])]
-    if not runs.running_here:
+    running_here = [run for run in runs.recorded if _is_mine(run)]
+    if not running_here:
         elsewhere = sum(map(_is_mine, runs.elsewhere))
         more = f"; `ddplaunch ps` lists {elsewhere} of other directories" if elsewhere else ""
         say(f"no run of this directory is running{more}")
-    return runs.running_here
+    return running_here
 
 
 def running_run(name: str | None, run_dir: str | None) -> Run | None:

@@ -145,7 +145,8 @@ def decide_start(
     torch, script, shadowing = situation.facts.torch, situation.script, situation.shadowing
     start, preload = value_of(options.start, "auto"), value_of(options.preload, ())
     of_cpus = isinstance(torch, TorchFacts) and not (torch.cuda or torch.hip)
-    proven = ranks > 1 and device == "cpu" and of_cpus and isinstance(script, ScriptReport)
+    is_read = isinstance(script, ScriptReport) and script.code
+    proven = ranks > 1 and device == "cpu" and of_cpus and is_read
     if start == "cold" or (start == "auto" and not proven):
         without = "`--preload` without effect: only ranks that `--start warm` forks get what was imported once"
         return StartDecision(False, (), (without,) if preload else ())

@@ -28,13 +28,14 @@ _SHEBANG_BYTES = 256
 def locate(kind: str, name: str, cwd: Path, search: Sequence[Path]) -> Path | Unavailable:
     """Return the source file of a script, module or executable named on the command line.
 
-    ``kind`` is that of ``Target``. A module is looked up in ``cwd`` and then in ``search`` (the entries of
-    ``sys.path``) as by ``python -m``, but without importing its parent packages. An executable only counts if its
-    first line names a Python interpreter.
+    ``kind`` is that of ``Target``. A folder's script is its ``__main__.py``. A module is looked up in ``cwd`` and then
+    in ``search`` (the entries of ``sys.path``) as by ``python -m``, but without importing its parent packages. An
+    executable only counts if its first line names a Python interpreter.
     """
     try:
         if kind == "script":
-            return cwd / name
+            path = cwd / name
+            return path / "__main__.py" if path.is_dir() else path
         if kind == "module":
             return _module(name, (cwd, *search))
         return _executable(cwd / name)

@@ -13,9 +13,10 @@ set -e  # a line of the setup that fails ends the job
 set +e
 
 {% endif %}
-{% if inherited %}
+{% if inside_of_a_job %}
 # It was submitted inside of another job, whose settings srun would take for its own.
-unset {{ inherited | join(" ") }}
+unset SLURM_CPU_BIND SLURM_CPU_BIND_LIST SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_VERBOSE SLURM_TRES_PER_TASK \
+  SLURM_CPUS_PER_TASK SLURM_MEM_PER_NODE
 
 {% endif %}
 # One task on each node; ddplaunch learns from Slurm what it got. A task that fails ends all.

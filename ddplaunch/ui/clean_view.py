@@ -85,11 +85,6 @@ def _what_of(process: Process) -> str:
     return f"rank {rank}" if process.session == process.pid else f"child of rank {rank}"
 
 
-def _gpu_memory(process: Process, leftovers: Leftovers) -> list[tuple[int, int]]:
-    """Return the GPUs on which the process holds memory, and how many bytes."""
-    return sorted(known(leftovers.gpu_memory, {}).get(process.pid, {}).items())
-
-
 def _command(process: Process) -> str:
     """Return at most 120 characters of the command line, with the interpreter's path cut to its name."""
     program, *words = hide_words(process.command) or (f"[{process.name}]",)
@@ -157,11 +152,12 @@ def _entry(process: Process, leftovers: Leftovers, cleaned: Cleaned | None, now_
     names = ("ended", "killed", "remaining") if cleaned is not None else ()
     results = (name for name in names for one in getattr(cleaned, name) if one.pid == process.pid)
     started = start_s(process.start_ticks)
+    gpu_bytes = known(leftovers.gpu_memory, {}).get(process.pid, {})
     return {
         "pid": process.pid,
         "what": _what_of(process),
         "age_s": None if started is None else round(now_s - started, 1),
         "command": hide_words(process.command),
-        "gpu_memory": [{"gpu": gpu, "bytes": amount} for gpu, amount in _gpu_memory(process, leftovers)],
+        "gpu_memory": [{"gpu": gpu, "bytes": amount} for gpu, amount in sorted(gpu_bytes.items())],
         "result": next(results, None),
     }

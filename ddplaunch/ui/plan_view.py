@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddplaunch.machine.facts import Facts
-from ddplaunch.planning.launch import Launch, Placement, Target, Variable
+from ddplaunch.planning.launch import Launch, Target, Variable
 from ddplaunch.scaling.numbers import Assumption, Numbers
 from ddplaunch.ui.launch_view import launch_rows, number_text, passed_text
 from ddplaunch.ui.shell import command_lines
@@ -15,7 +15,7 @@ from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.resolved import Resolved, Source, value_of
-from ddplaunch.values.secrets import hide_json, hide_text, hide_value, hide_words
+from ddplaunch.values.secrets import hide_json, hide_value, hide_words
 
 _SCHEMA = 1
 
@@ -130,7 +130,7 @@ def plan_json(launch: Launch, findings: Sequence[Finding] = ()) -> dict[str, Any
         },
         "device": _resolved_json(launch.device),
         "gpus": plain(launch.gpus),
-        "placement": _placement(launch.placement),
+        "placement": {**plain(launch.placement), **_source(launch.placement.source)},
         "numbers": _numbers_json(launch.numbers),
         "passed": [
             {
@@ -148,20 +148,13 @@ def plan_json(launch: Launch, findings: Sequence[Finding] = ()) -> dict[str, Any
         "receives": list(launch.receives),
         "environment": [_variable(variable) for variable in launch.environment],
         "argv": hide_words(launch.argv),
-        "notes": [hide_text(note) for note in launch.notes],
+        "notes": hide_json(list(launch.notes)),
         "findings": hide_json(plain(findings)),
     }
 
 
 def _target(target: Target | None) -> dict[str, Any] | None:
     return None if target is None else {**plain(target), "args": hide_words(target.args)}
-
-
-def _placement(placement: Placement) -> dict[str, Any]:
-    """Return each local rank's CPUs (empty where ranks are not bound), which program binds them, and the decision."""
-    by = "ddplaunch" if placement.cpus else None
-    json = {"cpus": list(placement.cpus), "bound_by": by, "text": placement.text, "threads": placement.threads or None}
-    return {**json, **_source(placement.source)}
 
 
 def _numbers_json(numbers: Numbers) -> dict[str, Any]:

@@ -121,8 +121,12 @@ def line_text(words: Sequence[Word], translation: Translation) -> str:
 
 def notes_text(translation: Translation, terminal: Terminal, place: str = "") -> str:
     """Return a line for each dropped and each unknown part; each line begins with ``place``."""
-    labelled = [(note, "dropped") for note in translation.dropped] + [(note, "unknown") for note in translation.unknown]
-    return "".join(terminal.note(f"{note.what}: {note.why}", f"{place}{label} ") for note, label in labelled)
+    groups = {"dropped": translation.dropped, "unknown": translation.unknown}
+    return "".join(
+        terminal.note(f"{note.what}: {note.why}", f"{place}{label} ")
+        for label, notes in groups.items()
+        for note in notes
+    )
 
 
 def not_converted(translation: Translation, line: str, place: str) -> Finding:

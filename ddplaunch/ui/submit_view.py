@@ -35,21 +35,9 @@ def sbatch_text(batch: BatchScript, environ: Mapping[str, str] | None = None) ->
         about=visible(batch.about),
         directives=map(directive_text, batch.directives),
         requeue_s=_REQUEUE_BEFORE_S,
-        inherited=_inherited(batch) if "SLURM_JOB_ID" in (environ or ()) else (),
+        inside_of_a_job="SLURM_JOB_ID" in (environ or ()),
         command=command_lines(batch.command, _WIDTH - 2, variables=environ),
     )
-
-
-#: Variables that sbatch passes on and srun obeys, with the option by which the job sets them anew.
-_OBEYED = {
-    **dict.fromkeys(("SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_VERBOSE"), ""),
-    **{"SLURM_TRES_PER_TASK": "", "SLURM_CPUS_PER_TASK": "--cpus-per-task=", "SLURM_MEM_PER_NODE": "--mem="},
-}
-
-
-def _inherited(batch: BatchScript) -> list[str]:
-    """Return the variables of an outer job that this one does not set anew."""
-    return [name for name, option in _OBEYED.items() if not option or option not in " ".join(batch.directives)]
 
 
 def directive_text(directive: str) -> str:

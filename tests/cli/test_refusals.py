@@ -213,9 +213,22 @@ def test_commands(call: Call) -> None:
 
 
 def test_a_file_that_may_not_be_executed_is_told_what_could_run_it(call: Call, folder: Path) -> None:
-    for name, runs in (("run.sh", "bash run.sh"), ("app.pyz", "python app.pyz")):
+    for name, runs in (("run.sh", "bash run.sh"), ("tool", "python tool")):
         (folder / name).write_text("#!/bin/sh\n")
         refused(call("run", "2", "--", name), 2, f"`chmod +x {name}`, or name what runs it: `-- {runs}`", folder)
+
+
+def test_a_folder_or_archive_of_python_runs_as_with_torchrun(call: Call, folder: Path) -> None:
+    (folder / "app").mkdir()
+    refused(call("run", "2", "--", "app"), 2, "`app` is a directory", folder)
+    (folder / "app" / "__main__.py").write_text(
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr')\n"
+    )
+    (folder / "app.pyz").write_bytes(b"PK\3\4")
+    for name, passed in (("app", " --lr 0.1"), ("app.pyz", "")):  # an archive is not read
+        said = call("run", "2", "--device", "cpu", "--dry-run", "--lr", "0.1", "--", name, "3")
+        assert said.out.rstrip().endswith(f"-- {name}{passed} 3"), said.err
+        assert ("app.pyz will not see" in said.err) is not bool(passed), said.err
 
 
 def test_a_program_of_this_folder_needs_no_dot_in_front(call: Call, folder: Path) -> None:

@@ -94,6 +94,7 @@ CPU = {"torch": healthy_torch(cuda=None)}
     ("typed", "facts", "target", "warm"),
     [
         ({"nproc": "2"}, CPU, TRAIN, True),
+        ({"nproc": "2"}, CPU, Target("script", "train.pyz"), False),
         ({"nproc": "1"}, CPU, TRAIN, False),
         ({"nproc": "2"}, {}, TRAIN, False),
         ({"nproc": "2", "device": "cpu"}, {}, TRAIN, False),
@@ -106,7 +107,10 @@ CPU = {"torch": healthy_torch(cuda=None)}
 def test_ranks_are_forked_where_that_was_proven_equal(
     typed: dict[str, str], facts: dict[str, Any], target: Target, warm: bool
 ) -> None:
-    launch = resolve(said(**typed), target, replace(SITUATION, facts=healthy_facts(**facts), plugin="here"))
+    unread = ScriptReport(target.name, complete=False)
+    script = unread if target.name.endswith(".pyz") else ScriptReport(target.name, code=(("train.py", "1"),))
+    situation = replace(SITUATION, facts=healthy_facts(**facts), plugin="here", script=script)
+    launch = resolve(said(**typed), target, situation)
     assert ("-P" not in launch.argv, "start warm" in launch.notes) == (warm, warm)
 
 

@@ -197,6 +197,7 @@ ELSEWHERE = {
     "prove/in_rank/recorder.py",  # in the rank; a temporary folder of the proof
     "prove/proof.py",  # makes that folder
     "cli/main.py",  # /dev/null
+    "cli/commands/launch/init.py",  # files that the user asks for, of which none exists
     "cli/trials/trial_place.py",  # a folder in the user's cache
     "machine/scratch_tree.py",  # in the folders of one trial
     "cli/streams.py",  # the file that api/child.py has made

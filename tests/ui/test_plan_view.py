@@ -72,15 +72,9 @@ def test_where_ranks_run_stands_with_its_source() -> None:
     assert "  cpus   8 physical cores of its own (flag: --placement)\n" in plan_text(
         launch(placement=placed), Terminal(80)
     )
-    assert plan_json(launch(placement=placed))["placement"] == {
-        "cpus": ["0-7", "8-15"],
-        "bound_by": "ddplaunch",
-        "text": "8 physical cores of its own",
-        "threads": 8,
-        "source": "flag",
-        "detail": "--placement",
-    }
-    assert plan_json(launch())["placement"]["bound_by"] is None
+    told = plan_json(launch(placement=placed))["placement"]
+    assert (told["cpus"], told["threads"], told["source"]) == (["0-7", "8-15"], 8, "flag")
+    assert plan_json(launch())["placement"]["cpus"] == []
 
 
 def test_a_long_value_is_whole_and_harms_no_terminal() -> None:
