@@ -121,7 +121,7 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
         ranks,
         None if switched else ranks.off,
         [each.at for each in devices if not each.number],
-        bool(frameworks or own_group),
+        frameworks or own_group,
     )
     passes = "" if "accum" in decided or accumulated else not_one_pass(flow)
     return ScriptReport(
@@ -143,7 +143,7 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
         doubts=tuple(each for each in (("world_size", apart), ("accum", passes)) if each[1]),
         devices=next((each for each in devices if each.number), None),
         configs=config.files,
-        complete=None not in found and not config.unknown and program.complete and not (dynamic or unknown or loads),
+        complete=program.complete and not (None in found or config.unknown or dynamic or unknown or loads),
         unread=next(iter(dynamic), None),
         code=program.digests(),
         mistakes=mistakes,
@@ -160,7 +160,7 @@ _ACCUMULATES = re.compile(
 )
 
 
-def _apart(ranks: GroupSetUp, off: DeclaredAt | None, devices: Sequence[DeclaredAt], named: bool) -> str:
+def _apart(ranks: GroupSetUp, off: DeclaredAt | None, devices: Sequence[DeclaredAt], named: object) -> str:
     """Return why the ranks of a launch may not train together, as a clause; empty if a group of theirs was followed.
 
     ``named``: the source names a process group or a framework that sets one up.

@@ -265,6 +265,8 @@ def test_tyro(tmp_path: Path) -> None:
         "import sys\nepochs = int(sys.argv[1])\n",
         "from sys import argv\nepochs = argv[1:]\n",
         "import argparse\nargparse.ArgumentParser().parse_known_args()\n",
+        "import argparse\nargparse.ArgumentParser().add_argument('--x', nargs=argparse.REMAINDER)\n",
+        "import argparse\nargparse.ArgumentParser().add_argument('rest', nargs='...')\n",
         "from lightning.pytorch.cli import LightningCLI\nLightningCLI()\n",
         "import nobody_knows_this\n",
         "import typer\ndef main(batch_size: int = 8): ...\ntyper.run(main)\n",

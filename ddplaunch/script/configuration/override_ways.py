@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ddplaunch.script.configuration import config_files
 from ddplaunch.script.configuration.config_files import Entry
-from ddplaunch.script.names import at, destination, dotted, keyword, last, string
+from ddplaunch.script.names import at, destination, dotted, keyword, last, string, strings
 from ddplaunch.script.program import Program, show
 from ddplaunch.script.reachable import ReachablePart
 from ddplaunch.script.script_report import DeclaredAt, Spelling
@@ -86,17 +86,13 @@ class Ways:
         passed = {word.partition("=")[0] for word in self.args}
         for part in self.parts:
             for call in part.calls_of("add_argument"):
-                several = last(keyword(call, "nargs")) == "REMAINDER" or string(keyword(call, "nargs")) in (
-                    "*",
-                    "+",
-                    "...",
-                )
-                flags = [text for item in call.args if (text := string(item))]
+                nargs = keyword(call, "nargs")
+                several = last(nargs) == "REMAINDER" or string(nargs) in ("*", "+", "...")
+                flags = strings(call.args) or []
                 if last(call.func) == "add_argument" and several and flags:
                     chosen = [flag for flag in flags if flag in passed] or [each for each in flags if each[:2] == "--"]
-                    dest = string(keyword(call, "dest")) or destination(flags)
-                    flag = [*chosen, flags[0]][0]
-                    yield (flag if flag.startswith("-") else ""), dest
+                    flag = (chosen or flags)[0]
+                    yield (flag if flag.startswith("-") else ""), string(keyword(call, "dest")) or destination(flags)
 
     def _called(self, call: ast.Call, part: ReachablePart) -> Iterator[Way]:
         name, full = last(call.func), dotted(call.func, part.aliases)

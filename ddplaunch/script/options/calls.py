@@ -30,7 +30,7 @@ _NO_VALUE = frozenset(
 
 
 def argparse_options(part: ReachablePart) -> Iterator[DeclaredOption | None]:
-    """Yield the options of ``add_argument`` calls on any object; None if the flags are computed.
+    """Yield the options of ``add_argument`` calls on any object; None if flags are computed, or any word is taken.
 
     Those of a subcommand cannot be filled in, because they are only valid behind its name.
     """
@@ -40,7 +40,9 @@ def argparse_options(part: ReachablePart) -> Iterator[DeclaredOption | None]:
         if not isinstance(call.func, ast.Attribute) or call.func.attr != "add_argument":
             continue
         flags = strings(call.args)
-        if flags is None or (not flags and any(item.arg is None for item in call.keywords)):
+        nargs = keyword(call, "nargs")
+        takes_rest = last(nargs) == "REMAINDER" or string(nargs) == "..."
+        if takes_rest or flags is None or (not flags and any(item.arg is None for item in call.keywords)):
             yield None
         elif flags and flags[0].startswith("-"):
             yield _argparse_option(part, call, flags, dotted(call.func.value, {}) in subparsers)
