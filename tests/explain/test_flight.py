@@ -181,8 +181,10 @@ rank = dist.get_rank()
 dist.all_reduce(torch.ones(4))
 if rank == 0:
     threading.Thread(target=dist.broadcast, args=(torch.ones(8), 1), daemon=True).start()
-    time.sleep(2)
+time.sleep(2)  # torch notes a moment after it that a collective has ended
 open(f"dump_{rank}", "wb").write(c10d._dump_fr_trace())
+while not os.path.exists("dump_0"):  # a rank that is gone would end what the other one waits for
+    time.sleep(0.05)
 os._exit(0)
 """
 
@@ -196,5 +198,5 @@ def test_what_torch_writes_for_gloo_is_read(tmp_path: Path) -> None:
     status, said = run_to_end(words, tmp_path, clean_environment(), 120)
     assert status == 0, said
     status, said = run_to_end(ddplaunch("explain", "dump_0", "dump_1"), tmp_path, clean_environment(), 60)
-    assert status == ExitStatus.FINDINGS
+    assert status == ExitStatus.FINDINGS, said
     assert "rank 1 did not join broadcast of [8] (number 2); rank 0 did" in " ".join(said.split())

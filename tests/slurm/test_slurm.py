@@ -416,9 +416,8 @@ def test_a_job_that_takes_more_memory_than_slurm_gave_it_is_ended_by_the_kernel_
         confining.finished(job[1], timeout_s=240)
         outcome = json.loads((place / f".ddplaunch/runs/slurm-{job[1]}.0/outcome.json").read_text())
         assert (outcome["diagnosis"]["code"], outcome["diagnosis"]["rank"]) == ("host-out-of-memory", 1)
-        assert f"job {job[1]} was over its memory limit of 1.2 GiB" in outcome["diagnosis"]["what"], outcome[
-            "diagnosis"
-        ]
+        assert "Memory cgroup out of memory: Killed process" in outcome["diagnosis"]["what"], outcome["diagnosis"]
+        assert any("--mem" in fix for fix in outcome["diagnosis"]["fixes"]), outcome["diagnosis"]
         for word in (job[1], f"slurm-{job[1]}.out"):
             assert "error[host-out-of-memory]: " in confining.ddplaunch("explain", word, cwd=place).stdout
         assert not _left(place)

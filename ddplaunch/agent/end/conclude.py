@@ -86,13 +86,11 @@ def conclude(
     ``hear`` waits that many seconds; if another node tells meanwhile how it ended, it fills in ``ended.elsewhere``.
     """
     last = ended.attempts[-1] if ended.attempts else None
-    if ended.stopped is not None:
+    if ended.stopped is not None or ended.state == "succeeded":
         explanation = Explanation(ended.stopped)
-    elif ended.state == "succeeded":
-        explanation = Explanation(None)
     else:
         explanation = explain_attempt(settings, last, ended)
-    accused = explanation.diagnosis.rank if explanation.diagnosis is not None else None
+    accused = explanation.diagnosis.rank if explanation.diagnosis else None
     first = None
     if last is not None and ended.stopped is None:
         first = first_failed(last.ranks, accused, last.first)
@@ -148,8 +146,8 @@ def conclude(
 
 def _typed_s() -> float | None:
     """Return when ddplaunch was started for this run; None if torchrun was started without ddplaunch."""
-    with contextlib.suppress(ValueError):
-        return float(os.environ[TYPED]) if TYPED in os.environ else None
+    with contextlib.suppress(KeyError, ValueError):
+        return float(os.environ[TYPED])
     return None
 
 
@@ -201,9 +199,9 @@ def _hears_s(ended: EndedRun, outcome: RunOutcome) -> float:
 
 
 def _only_survived(outcome: RunOutcome) -> bool:
-    """Return whether ranks here failed only because they lost, or waited for, another rank."""
-    found = outcome.diagnosis
-    return outcome.state == "failed" and (found is None or (found.code in VAGUE and found.rank is None))
+    """Return whether ranks here failed only because they lost, or waited for, another rank, as the accused one says."""
+    found, survivors = outcome.diagnosis, {None, *(echo.rank for echo in outcome.cascade)}
+    return outcome.state == "failed" and (found is None or (found.code in VAGUE and found.rank in survivors))
 
 
 def _told_by_another(ended: EndedRun, outcome: RunOutcome) -> RunOutcome | None:
