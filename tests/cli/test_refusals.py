@@ -111,6 +111,12 @@ def test_options(call: Call, folder: Path, words: list[str], says: str) -> None:
     refused(call("run", "2", *words, "--", "train.py"), 2, says, folder)
 
 
+@pytest.mark.parametrize("percent", ["95", "-1"])
+def test_a_headroom_out_of_range(call: Call, folder: Path, percent: str) -> None:
+    said = call("fit", "2", f"--headroom={percent}", "--", "train.py")
+    refused(said, 2, f"`--headroom {percent}`", folder)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

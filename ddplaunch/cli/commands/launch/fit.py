@@ -62,8 +62,10 @@ def fit(
     """Try batches until the largest that fits is known, and print the command."""
     options = with_configuration(typed)
     measure = measure_of(options, steps, usual_s=5.0)
-    free = _HEADROOM if headroom is None else min(max(headroom / 100, 0.0), 0.9)
-    search = _Search(options, typed, free)
+    percent = 100 * _HEADROOM if headroom is None else headroom
+    if not 0 <= percent <= 90:
+        raise usage(f"`--headroom {percent:g}`", why="it is a percentage from 0 to 90", fix="`--headroom 10`")
+    search = _Search(options, typed, percent / 100)
     runs = Trials("fit", search.first, typed, measure, in_place=bool(in_place))
     interrupted = runs.run_all(search.run())
     fitted = search.fitted()
