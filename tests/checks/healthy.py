@@ -171,5 +171,6 @@ def healthy_script(**replace: Any) -> ScriptReport:
         path="train.py",
         options=(DeclaredOption(("--batch-size",), DeclaredAt("train.py", 31), meaning="batch_size"),),
         reads_env=("LOCAL_RANK",),
+        code=(("train.py", "0123"),),
     )
     return dataclasses.replace(report, **replace)

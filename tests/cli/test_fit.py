@@ -111,11 +111,11 @@ def test_any_failure_where_memory_ends_is_one_of_memory(tmp_path: Path) -> None:
 
 def test_an_effective_batch_is_kept_exactly(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING.replace("MODEL", MODELS["linear"]))
-    words = ("2", "--device", "cpu", "--memory", "500MiB", "--global-batch-size", "24", "--steps", "6")
+    words = ("2", "--device", "cpu", "--memory", "700MiB", "--global-batch-size", "24", "--steps", "6")
     done, found = fit(tmp_path, *words, "--lr", "0.1")
     assert done.returncode == 0, done.stderr
     assert {each["accum"] * each["tried"]["batch"] * 2 for each in found["trials"]} == {24}
-    assert found["best"]["peak_bytes"] <= 0.9 * (500 << 20)
+    assert found["best"]["peak_bytes"] <= 0.9 * (700 << 20)
     command = found["command"]
     text = " ".join(command["words"])
     assert command["same"] and command["effective"] == 24

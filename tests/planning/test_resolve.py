@@ -26,6 +26,7 @@ SCRIPT = ScriptReport(
         DeclaredOption(("--batch-size",), DeclaredAt("train.py", 5), default="64", meaning="batch_size"),
         DeclaredOption(("--lr",), DeclaredAt("train.py", 6), meaning="lr"),
     ),
+    code=(("train.py", "0123"),),
 )
 NO_GPU = Unavailable("`libnvidia-ml.so.1` is not installed")
 

@@ -110,6 +110,7 @@ WRITERS = {
     "agent/plugin/outlets.py": "filters, where the guard is gone",
     "agent/plugin/session.py": "ddplaunch's own line",
     "agent/logs_specs.py": "ddplaunch's own line",
+    "agent/rank_site/sitecustomize.py": "ddplaunch's own line, before torchrun has begun",
     "agent/warm/first_import.py": "ddplaunch's own line, into the rank's output",
     "hosts/session/job.py": "over ssh to the launcher, which filters",
     "hosts/ssh.py": "a command that the user may type on a host",

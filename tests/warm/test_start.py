@@ -88,6 +88,7 @@ def test_a_program_of_its_own_is_never_forked() -> None:
         {"torch": TORCH},
         {"torch": replace(CPU_TORCH, hip="6.0")},
         {"script": Unavailable("train.py is a binary")},
+        {"script": healthy_script(code=())},  # it could not be read
     ],
 )
 def test_auto_is_cold_where_forks_were_not_proven_and_says_nothing(changes: dict[str, Any]) -> None:
