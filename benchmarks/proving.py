@@ -4,7 +4,8 @@ Each case is one of a few scripts (``proving_scripts``) with changes. Ranks and 
 process, which has imported torch, and recorded and judged by `prove`'s own code; a case takes a second or two, where
 the command would start torchrun three times. Prints a line for each answer that is not the wanted one, and a table;
 writes benchmarks/results/proving.json and proving.md. Accelerate, transformers and Lightning have to be installed for
-their cases.
+their cases. ``--others`` takes the scripts of ``proving_others.tar.xz`` instead, which somebody wrote who had not seen
+`prove`; its ``truth.tsv`` says in words what is wrong in each, so that any finding counts as found. Nothing is written.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import runpy
 import signal
 import socket
 import sys
+import tarfile
 import tempfile
 import time
 import traceback
@@ -34,6 +36,8 @@ from ddplaunch.values.finding import Severity
 
 STEPS = 6
 DEADLINE_S = 600.0
+#: Codes of a case for which any finding counts.
+ANY = frozenset({"any"})
 _FRAMEWORKS = ("accelerate", "transformers", "lightning")  # imported once, if a case needs them
 
 
@@ -122,9 +126,21 @@ def judged(case: Case, folder: Path) -> tuple[str, list[Claim], str]:
     if not claims:
         return "not run", claims, log
     if case.codes:
-        return "found" if {one.code for one in findings} & case.codes else "missed", claims, log
+        named = case.codes == ANY or {one.code for one in findings} & case.codes
+        return "found" if findings and named else "missed", claims, log
     errors = any(one.severity is Severity.ERROR for one in findings)
     return "false error" if errors else "false note" if findings else "silent", claims, log
+
+
+def others() -> list[Case]:
+    """Return the cases of ``proving_others.tar.xz``, planted mistakes first."""
+    with tarfile.open(Path(__file__).with_name("proving_others.tar.xz")) as archive:
+        texts = {name: file.read().decode() for name in archive.getnames() if (file := archive.extractfile(name))}
+    rows = [line.split("\t") for line in texts["truth.tsv"].splitlines()[1:]]
+    return [
+        Case(f"{kind}: {name}", texts[f"{kind}/{name}.py"], ANY if kind == "planted" else frozenset(), int(ranks))
+        for name, kind, *_, ranks in rows
+    ]
 
 
 def table(answers: Mapping[str, str]) -> str:
@@ -144,8 +160,10 @@ def main() -> int:
     arguments.add_argument("names", nargs="*", help="parts of names")
     arguments.add_argument("--show", action="store_true", help="show every claim")
     arguments.add_argument("--recorded", type=Path, help="keep recordings there; judge those that are there again")
+    arguments.add_argument("--others", action="store_true", help="the scripts of somebody who had not seen it")
     asked = arguments.parse_args()
-    cases = [case for case in CASES if not asked.names or any(name in case.name for name in asked.names)]
+    every = others() if asked.others else CASES
+    cases = [case for case in every if not asked.names or any(name in case.name for name in asked.names)]
     frameworks = (name for name in _FRAMEWORKS if any(name in case.text for case in cases))
     for module in ("torch.distributed", "torch.utils.data", "torch._dynamo", "torch.optim", "numpy", *frameworks):
         try:
@@ -163,7 +181,9 @@ def main() -> int:
             print(*(f"    {claim.verdict} {claim.subject}: {claim.text}" for claim in claims), sep="\n")
             if not claims or asked.show:
                 print(log)
-    publish("proving", table(answers), Counter(answers.values()), write=not (asked.no_write or asked.names))
+    publish(
+        "proving", table(answers), Counter(answers.values()), write=not (asked.no_write or asked.names or asked.others)
+    )
     return int(asked.check and bool({*answers.values()} - {"found", "silent"}))
 
 
