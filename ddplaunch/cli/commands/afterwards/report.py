@@ -140,9 +140,11 @@ def _source_around(record: RunRecord, cause: Diagnosis | None) -> list[tuple[int
     for call in () if cause is None else cause.calls[-1:]:
         name, _, number = call.place.partition(" ")[0].rpartition(":")
         for file in record.value("code") or {}:
+            if not (call.source and file.endswith(name)):
+                continue
             with suppress(OSError, IndexError):
                 lines = list(map(shown, read_plain(Path(record.value("cwd"), file)).splitlines()))
-                if file.endswith(name) and call.source and lines[int(number) - 1].strip().startswith(call.source):
+                if lines[int(number) - 1].strip().startswith(call.source):
                     first = max(1, int(number) - _AROUND)
                     return list(enumerate(lines[first - 1 : int(number) + _AROUND], first))
     return []
@@ -152,6 +154,7 @@ def _printed(files: Sequence[LogFile]) -> list[bytes]:
     """Return the lines that rank 0 printed in its last attempt; only the beginning of a large file is read."""
     lines: list[bytes] = []
     for file in files:
-        with suppress(OSError), open(open_plain(file.path), "rb") as log:
-            lines += re.findall(rb"[^\r\n]+[\r\n]", log.read(_MOST_BYTES * (file.attempt == files[-1].attempt)))
+        if file.attempt == files[-1].attempt:
+            with suppress(OSError), open(open_plain(file.path), "rb") as log:
+                lines += re.findall(rb"[^\r\n]+[\r\n]", log.read(_MOST_BYTES))
     return lines
