@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from functools import cache
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
 from ddplaunch.checks.check import Findings, checks_in
 from ddplaunch.checks.known_variables import GENERAL_PREFIXES, INEFFECTIVE, KNOWN, PREFIXES, Setting, user_variables
@@ -12,7 +11,7 @@ from ddplaunch.machine.facts import NetworkFacts
 from ddplaunch.planning.gpus import SHELL
 from ddplaunch.planning.launch import Launch, Target
 from ddplaunch.script.script_report import ScriptReport
-from ddplaunch.values.codec import from_toml
+from ddplaunch.values.codec import toml_beside
 from ddplaunch.values.finding import error, warning
 from ddplaunch.values.words import listed, nearest
 
@@ -239,10 +238,9 @@ def launcher_of_target(target: Target) -> tuple[str, tuple[str, ...]] | None:
     return None
 
 
-@cache
 def _of_own_ranks() -> dict[str, str]:
     """Return commands of frameworks that start ranks of their own, each with what to type instead."""
-    rows: dict[str, str] = from_toml(Path(__file__).with_name("launchers.toml").read_text("utf-8"))["launchers"]
+    rows: dict[str, str] = toml_beside(__file__, "launchers.toml")["launchers"]
     return rows
 
 

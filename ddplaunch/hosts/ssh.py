@@ -11,11 +11,10 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 from ddplaunch.hosts.json_lines import OF_SSH
-from ddplaunch.values.codec import from_toml
+from ddplaunch.values.codec import toml_beside
 from ddplaunch.values.finding import Finding, error
 from ddplaunch.values.variable_names import own_command
 from ddplaunch.values.words import listed, signal_name
@@ -120,9 +119,8 @@ def failure(
     raise AssertionError("the last row applies to every end")
 
 
-@cache
 def _ends() -> list[dict[str, str]]:
-    ends: list[dict[str, str]] = from_toml(Path(__file__).with_name("ssh_ends.toml").read_text())["ends"]
+    ends: list[dict[str, str]] = toml_beside(__file__, "ssh_ends.toml")["ends"]
     return ends
 
 

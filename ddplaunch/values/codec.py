@@ -38,6 +38,13 @@ def from_toml(text: str) -> dict[str, Any]:
     return table
 
 
+@functools.cache
+def toml_beside(module: str, name: str) -> dict[str, Any]:
+    """Return the table of the TOML file ``name`` beside a module, given the module's ``__file__``; it is read once."""
+    with open(f"{module.rpartition('/')[0]}/{name}", encoding="utf-8") as file:
+        return from_toml(file.read())
+
+
 def from_json(text: str, value_type: type[T]) -> T:
     """Return the dataclass ``value_type`` read from ``text``.
 

@@ -6,16 +6,15 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
-from ddplaunch.values.codec import from_toml
+from ddplaunch.values.codec import toml_beside
 from ddplaunch.values.finding import UsageError, usage
 
 
 @cache
 def instead(table: str) -> dict[str, str]:
     """Return what to use instead of each name in the table "removed" or "another_launchers"."""
-    rows = from_toml(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))[table]
+    rows = toml_beside(__file__, "removed.toml")[table]
     return {name: row["instead"] for row in rows for name in row["names"]}
 
 

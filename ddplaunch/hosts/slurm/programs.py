@@ -8,11 +8,10 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.values.codec import from_toml
+from ddplaunch.values.codec import toml_beside
 from ddplaunch.values.finding import Finding, RefusedError, error
 from ddplaunch.values.frozen import dataclass
 
@@ -20,10 +19,9 @@ _SUBMIT_DEADLINE_S = 90.0
 _ASK_DEADLINE_S = 20.0
 
 
-@cache
 def words() -> dict[str, Any]:
     """Return the tables of `words.toml`: what Slurm's words mean."""
-    return from_toml(Path(__file__).with_name("words.toml").read_text())
+    return toml_beside(__file__, "words.toml")
 
 
 @dataclass(frozen=True)

@@ -148,13 +148,13 @@ def signal_at_parents_end(number: int) -> None:
     import ctypes  # imported here: it takes as long as the rest of this module
 
     library = ctypes.CDLL(None, use_errno=True)
-    if library.prctl(1, ctypes.c_ulong(number)):
+    if library.prctl(1, ctypes.c_ulong(number)):  # PR_SET_PDEATHSIG
         failed = ctypes.get_errno()
         raise OSError(failed, os.strerror(failed))
 
 
 _PIDFD_INFO = struct.Struct("=Q52xi")  # struct pidfd_info: the mask, unused fields, the status
-_PIDFD_INFO_EXIT = 8
+_PIDFD_INFO_EXIT = 8  # linux/pidfd.h
 _PIDFD_GET_INFO = 0xC040FF0B  # _IOWR(0xFF, 11, struct pidfd_info)
 
 

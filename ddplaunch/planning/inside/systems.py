@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ddplaunch.planning.flag import read_nodes
 from ddplaunch.planning.inside.place_in_job import PlaceInJob, first_number
-from ddplaunch.values.codec import from_toml
+from ddplaunch.values.codec import toml_beside
 from ddplaunch.values.resolved import Resolved, Source, SourceKind
 
 _NODES = re.compile(r"[0-9]{1,9}(?::[0-9]{1,9})?\Z")
@@ -17,7 +16,7 @@ _NODES = re.compile(r"[0-9]{1,9}(?::[0-9]{1,9})?\Z")
 
 def systems() -> list[dict[str, Any]]:
     """Return the rows of ``systems.toml``."""
-    rows: list[dict[str, Any]] = from_toml(Path(__file__).with_suffix(".toml").read_text("utf-8"))["systems"]
+    rows: list[dict[str, Any]] = toml_beside(__file__, "systems.toml")["systems"]
     return rows
 
 
