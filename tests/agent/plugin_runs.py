@@ -106,6 +106,8 @@ def order():
 def terminal():
     if rank:
         return
+    while not Path("looked").exists():
+        time.sleep(0.02)
     say(f"{os.isatty(1)} {os.isatty(2)} {tuple(os.get_terminal_size())}\x1b[1mbold\x1b[0m\rover")
     resized = []
     signal.signal(signal.SIGWINCH, lambda *_: resized.append(tuple(os.get_terminal_size())))
