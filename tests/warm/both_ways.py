@@ -30,7 +30,7 @@ def main() -> None:
         for number, command in enumerate(commands):
             args = [sys.executable, "-u", *command]
             with (folder / f"{way}-{number}.out").open("w") as out, (folder / f"{way}-{number}.err").open("w") as err:
-                environ["PROBE"] = str(folder / way)
+                environ["PROBE"], environ["RANK"] = str(folder / way), str(number)
                 environ["UNFLUSHED"] = str(folder / f"{way}-{number}.txt")
                 process: Any = None
                 cold = partial(subprocess.Popen, args, env=environ, stdout=out, stderr=err, start_new_session=True)

@@ -1,6 +1,6 @@
 """Makes a forked process like a newly started interpreter, runs the script in it, and ends it like one.
 
-Each rule removes a difference that a script could see, and is tested by a line of ``tests/warm/programs/probe.py``,
+Each rule removes a difference that a script could see, and is tested by a case of ``tests/warm/programs/cases.py``,
 which runs both forked and newly started.
 
 *Running.* The interpreter's own functions run the program: PyRun_AnyFileExFlags reads and runs it and prints its
