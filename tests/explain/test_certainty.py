@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from benchmarks.fault_sets import logs
-from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.ui.explain_view import explanation_text
 from ddplaunch.ui.terminal import Terminal
 from tests.explain.logs import diagnosed, ended, explained, failed, raised, recorded
@@ -52,13 +50,3 @@ def test_where_the_work_went_on_the_last_error_that_it_passed_over_is_shown() ->
     assert found.diagnosis is None and found.passed_over is not None and found.passed_over.line == 4
     assert f"nothing failed in train.log it went on after: train.log:4: {FULL}" in _shown(text)
     assert explained(steps + "training finished\n").passed_over is None
-
-
-def test_doubt_is_seldom_where_the_answer_is_right() -> None:
-    found: list[Diagnosis] = []
-    for fault in logs("fourteenth", "seventeenth", "eighteenth", "nineteenth", "twentieth"):
-        told = explained(fault.log).diagnosis
-        if told is not None and told.code in fault.codes:
-            found.append(told)
-    sure = sum(each.certainty == "observed" for each in found)
-    assert len(found) > 80 and sure > 0.9 * len(found)

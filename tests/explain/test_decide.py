@@ -6,7 +6,7 @@ import pytest
 
 from ddplaunch.explain.decide import choose
 from ddplaunch.explain.decide.work import telling
-from ddplaunch.explain.diagnosis import RankEnd, RunFacts
+from ddplaunch.explain.diagnosis import RunFacts
 from ddplaunch.ui.explain_view import explanation_text
 from ddplaunch.ui.terminal import Terminal, cells
 from ddplaunch.values.words import number_of_signal
@@ -205,15 +205,6 @@ def test_a_data_loader_that_lost_a_worker_says_so_whatever_it_noticed_first(noti
     assert "DataLoader worker (pid(s) 4142) exited unexpectedly" in found.what
 
 
-def test_an_empty_checkpoint_cannot_be_read() -> None:
-    frame = f'File "{LIBRARY}/../_weights_only_unpickler.py", line 590, in load\n    return Unpickler(file).load()'
-    text = raised(0, "EOFError").replace("[rank0]: EOFError", f"[rank0]:   {frame}\n[rank0]: EOFError")
-    found = recorded(
-        (text.replace("/distributed/..", ""), ended(0, 1)), (lost(1), RankEnd(1, "a", 1, None, 5.1, "itself"))
-    )
-    assert (found.code, found.rank) == ("checkpoint-corrupt", 0)
-
-
 CANCELLED = "slurmstepd: error: *** STEP 4.0 ON n01 CANCELLED AT 2026-11-21T20:22:22 ***\n"
 
 
@@ -226,23 +217,6 @@ def test_a_step_that_srun_ends_because_of_a_task_was_not_cancelled(how: str, cod
     found = diagnosed(task + "srun: Terminating StepId=4.0\n" + CANCELLED)
     assert (found.code, found.rank) == (code, 9)
     assert diagnosed(CANCELLED + "srun: error: n18: task 9: Terminated\n").code == "terminated"
-
-
-def test_what_srun_says_of_its_tasks_does_not_mean_that_the_work_was_done() -> None:
-    bar = "loading:  46%|####      | 31/67 [29:02<35:12, 58.67s/it]"
-    text = f"{bar}{CANCELLED}srun: debug:  task 0 done\nsrun: debug:  IO thread exiting\n"
-    assert diagnosed(text).code == "terminated"
-
-
-def test_the_last_completed_collective_does_not_mean_that_the_work_was_completed() -> None:
-    counts = "[rank2]:[E1102 x.cpp:1] [PG 0 Rank 2] Timeout at NCCL work: 7, last enqueued NCCL work: 9, last "
-    found = diagnosed(watchdog(2, 7) + counts + "completed NCCL work: 6.\n")
-    assert (found.code, found.certainty) == ("collective-timeout", "likely")
-
-
-def test_a_time_out_whose_line_a_wrapper_broke_in_two() -> None:
-    text = "".join(f"bert.node-1 [stderr] {watchdog(rank)}".replace("timeout: ", "timeout: \n") for rank in (0, 1))
-    assert diagnosed(text).code == "collective-timeout"
 
 
 @pytest.mark.parametrize(
@@ -267,82 +241,6 @@ def test_a_log_in_which_the_work_moves_on_and_that_announced_no_end_is_complete(
 )
 def test_a_log_that_ends_before_anything_moves_says_that_it_does_not_say_how_the_run_ended(text: str) -> None:
     assert diagnosed(text).code == "unknown"
-
-
-def test_an_exception_in_the_handler_of_a_launchers_signal_tells_of_the_signal() -> None:
-    frame = '  File "/opt/x/deepspeed/launcher/runner.py", line 548, in sigkill_handler\n    kill(cmd)\n'
-    text = f"Traceback (most recent call last):\n{frame}NameError: free variable 'cmd' referenced before assignment\n"
-    assert diagnosed(text).code == "terminated"
-    assert diagnosed(text.replace("sigkill_handler", "main")).code == "script-exception"
-
-
-def test_a_proxy_that_hangs_up_is_a_failed_download() -> None:
-    text = raised(0, "http.client.RemoteDisconnected: Remote end closed connection") + CAUSED
-    assert diagnosed(text + raised(0, "urllib3.exceptions.ProxyError: ('no proxy',)")).code == "download-failed"
-
-
-def test_data_that_another_rank_could_not_download_are_missing_because_of_it() -> None:
-    missing = raised(1, "RuntimeError: Dataset not found. You can use download=True to download it")
-    found = diagnosed(missing + raised(0, "RuntimeError: Error downloading train-images-idx3-ubyte.gz:"))
-    assert (found.code, found.rank) == ("download-failed", 0)
-    assert diagnosed(missing).code == "dataset-missing"
-
-
-def test_the_line_that_a_wrapper_announces_is_the_cause() -> None:
-    text = "RuntimeError: Failed to import kit.model because of the following error (look up to see its traceback):\n"
-    found = diagnosed(text + "/opt/v/site-packages/fused_ops.cpython-311.so: undefined symbol: _ZN2at4call\n")
-    assert found.code == "extension-build-failed"
-    assert "`fused_ops.cpython-311.so` was built for another version" in found.what
-
-
-def test_no_traceback_is_looked_at_where_none_is() -> None:
-    assert "traceback above" not in diagnosed("[rank2]: ZeroDivisionError: float division by zero\n").fixes[0]
-    assert "train.py:31" in diagnosed(raised(2, "ZeroDivisionError: float division by zero")).fixes[0]
-
-
-def test_nccl_that_nobody_answers_at_its_start() -> None:
-    refused = "n1:11:12 [0] include/socket.h:390 NCCL WARN Connect to 10.9.0.1<2172> failed : Connection refused\n"
-    found = diagnosed(refused + "n1:11:12 [0] NCCL INFO bootstrap.cc:100 -> 2\n")
-    assert (found.code, found.certainty) == ("wrong-network-interface", "likely")
-    assert diagnosed(refused + "n1:11:12 [0] NCCL INFO transport/net.cc:100 -> 2\n").code == "unknown"
-
-
-def test_nccl_that_tries_a_host_without_a_route_to_it() -> None:
-    tried = "n1:11:12 [0] NCCL INFO socketPollConnect: connect returned No route to host, retrying ({}/34) after 9 ms\n"
-    text = "".join(tried.format(at) for at in range(1, 35))
-    assert diagnosed(text).code == "wrong-network-interface"
-    assert explained(text + "n1:11:12 [0] NCCL INFO comm 0x1 rank 0 nranks 2 - Init COMPLETE\n").diagnosis is None
-
-
-def test_a_launcher_that_waits_for_the_others_at_its_end_is_not_the_cause() -> None:
-    frame = '  File "/opt/x/torch/distributed/elastic/agent/server/api.py", line 904, in _exit_barrier\n    barrier()\n'
-    waits = f"Traceback (most recent call last):\n{frame}RuntimeError: Socket Timeout\n"
-    unreached = (
-        "n1:11:12 [0] include/socket.h:409 NCCL WARN Net : Connect to 10.9.0.1<2172> failed : No route to host\n"
-    )
-    assert diagnosed(waits + unreached).code == "wrong-network-interface"
-    assert diagnosed(waits.replace("_exit_barrier", "_rendezvous")).code == "rendezvous-failed"
-
-
-def test_what_horovod_says_of_another_rank_is_no_success() -> None:
-    said = "Aborted: Horovod has been shut down, or was asked for a tensor after a rank has finished\n"
-    assert diagnosed("epoch 1\n" + said).code == "unknown"
-    assert diagnosed(raised(None, "KeyError: 'title'") + said).code == "script-exception"
-
-
-def test_advice_fits_where_it_stands() -> None:
-    denied = diagnosed(raised(1, "PermissionError: [Errno 13] Permission denied: '/.cache'"))
-    assert "TRITON_CACHE_DIR" in denied.fixes[0]
-    gone = diagnosed(raised(None, "ray.exceptions.ActorDiedError: The actor died unexpectedly"))
-    assert gone.code == "unknown" and any("/tmp/ray" in fix for fix in gone.fixes)
-    assert diagnosed(raised(None, "RuntimeError: write(): fd 3 failed with Input/output error")).code == "disk-full"
-
-
-def test_what_cuda_told_nccl_is_the_cause_and_not_ncclunhandledcudaerror() -> None:
-    told_it = "n1:11:12 [0] misc/shmutils.cc:59 NCCL WARN Cuda failure 999 'unknown error'\n"
-    gave_up = "[rank0]: ncclUnhandledCudaError: Call to CUDA function failed.\n"
-    assert diagnosed(told_it + gave_up).code == "gpu-fault"
-    assert diagnosed(gave_up).code == "unknown"
 
 
 def test_an_uncaught_exception_that_is_not_in_the_log_is_no_good_end() -> None:
@@ -425,12 +323,6 @@ def test_words_that_no_rank_signs_are_quoted_as_such() -> None:
     assert diagnosed("step 3 loss 0.5\n" + lost(0) + report).what.endswith("and no line says why")
 
 
-STORE_RESET, PAIR_CLOSED = (
-    "Connection reset by peer",
-    "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:4411",
-)
-
-
 def test_what_a_healthy_rank_of_gloo_says_is_no_reason_for_its_end() -> None:
     connected = "[Gloo] Rank 1 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
     assert not choose._gives_reason(connected)
@@ -479,20 +371,6 @@ def test_the_collective_that_the_line_calls_is_named_and_not_one_that_it_goes_th
     assert found.what.startswith("rank 1 did not come to broadcast_object_list; ")
 
 
-def test_a_breakpoint_is_named() -> None:
-    found = recorded((raised(None, "bdb.BdbQuit"), ended(1, 1)), ("", told(0)))
-    assert "breakpoint" in found.why and "PYTHONBREAKPOINT=0" in found.fixes[0]
-
-
-def test_the_pointer_of_git_lfs_is_no_checkpoint() -> None:
-    refused = raised(1, "_pickle.UnpicklingError: Weights only load failed. In PyTorch 2.6, we changed the default")
-    text = refused + "[rank1]: \n[rank1]: Unsupported operand {}\n"
-    assert "git lfs pull" in diagnosed(text.format(118)).fixes[0] and diagnosed(text.format(118)).rank == 1
-    assert "weights_only=False" in diagnosed(text.format(149)).fixes[0]
-    assert "git lfs pull" in diagnosed(raised(1, "_pickle.UnpicklingError: invalid load key, 'v'.")).fixes[0]
-    assert "sha256sum" in diagnosed(raised(1, "_pickle.UnpicklingError: invalid load key, '\\x00'.")).fixes[0]
-
-
 def test_epochs_that_count_from_zero_are_complete_with_the_last_one() -> None:
     text = "".join(f"Epoch [{epoch}/6] loss 0.{9 - epoch}\n" for epoch in range(6))
     assert explained(text).diagnosis is None
@@ -510,80 +388,12 @@ def test_a_training_at_work_is_no_failure_whatever_else_it_counts() -> None:
     assert diagnosed("rank 0/8 on cuda:0, rank 1/8 on cuda:1\nit 0 loss 9.11\n").code == "unknown"
 
 
-def test_a_difference_of_two_files_is_source_and_no_failure() -> None:
-    hunk = (
-        "@@ -88,4 +88,2 @@ def step(batch):\n     loss = model(batch)\n-    if loss.isnan():\n"
-        '-        raise RuntimeError("loss is NaN, stopping")\n     loss.backward()\n'
-    )
-    assert explained(f"diff --git a/train.py b/train.py\n{hunk}{STEPS}done\n").diagnosis is None
-    after = diagnosed(f"{hunk}- RuntimeError: loss is NaN, stopping\n")  # it is none of the lines of the hunk
-    assert after.code == "not-a-number"
-    assert diagnosed(f"{hunk.replace('@@ -88', '-- -88')}").code == "not-a-number"
-
-
-def test_a_message_below_an_empty_line_of_its_exception_is_understood() -> None:
-    missing = "Dataset 'helmet.yaml' images not found, missing path '/data/helmet/images/val'"
-    found = diagnosed(raised(1, "FileNotFoundError: \n[rank1]: " + missing))
-    assert (found.code, found.rank) == ("dataset-missing", 1) and "/data/helmet/images/val" in found.what
-    assert diagnosed(raised(1, "FileNotFoundError: \n[rank1]: \n[rank1]: \n[rank1]: \nx")).code == "script-exception"
-
-
 def test_a_sample_that_is_said_to_be_skipped_was_survived_if_one_step_follows() -> None:
     failed = raised(None, "FileNotFoundError: [Errno 2] No such file or directory: 'img_5.jpg'")
     skipped = "".join(f"iter {step} loss 0.5\n" for step in range(5)) + "ERROR [41] skipping sample 5\n" + failed
     assert explained(skipped + "iter 5 loss 0.4\n").diagnosis is None
     assert diagnosed(skipped).code == "dataset-missing"
     assert diagnosed(skipped.replace("skipping", "cannot read") + "iter 5 loss 0.4\n").code == "dataset-missing"
-
-
-def test_the_comment_of_a_script_is_nothing_that_happened() -> None:
-    comment = (
-        '#       2. If you found error "no kernel image is available for execution on the device", run make again.\n'
-    )
-    assert explained("step 1/2\n" + comment + "step 2/2\n").diagnosis is None
-    assert diagnosed("#  SIGSEGV (0xb) at pc=0x7f, pid=7, tid=8\nSegmentation fault\n").code == "segmentation-fault"
-
-
-def test_what_a_destructor_raises_never_ends_a_program() -> None:
-    frames = '  File "train.py", line 14, in __del__\n    self.pool.shutdown()\n'
-    text = (
-        f"Traceback (most recent call last):\n{frames}AttributeError: 'NoneType' object has no attribute 'shutdown'\n"
-    )
-    assert explained(ALL_STEPS + "Training complete.\n" + text).diagnosis is None
-
-
-def test_an_error_in_a_warning_of_python_did_not_end_a_training_that_is_done() -> None:
-    warned = "/opt/fsdp.py:2224: UserWarning: Failed to clone(). Error: CUDA out of memory. Tried to allocate 2 GiB\n"
-    assert explained(ALL_STEPS + "training finished\n" + warned).diagnosis is None
-    assert diagnosed(warned + raised(0, "RuntimeError: CUDA out of memory. Tried to allocate 3 GiB")).code.startswith(
-        "cuda"
-    )
-
-
-@pytest.mark.parametrize(
-    ("reason", "code"),
-    [
-        ("Error 804: forward compatibility was attempted on non supported HW", "driver-too-old"),
-        ("The NVIDIA driver on your system is too old (found version 11040).", "driver-too-old"),
-        ("Error 802: system not yet initialized", "fabric-manager-down"),
-        ("CUDA unknown error - this may be due to an incorrectly set up environment", None),
-    ],
-)
-@pytest.mark.parametrize(
-    ("raises", "otherwise"),
-    [
-        ("RuntimeError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!", "nccl-unavailable"),
-        ("RuntimeError: No CUDA GPUs are available", "cuda-unavailable"),
-    ],
-)
-def test_a_warning_that_cuda_did_not_start_is_why_there_is_no_gpu(
-    reason: str, code: str | None, raises: str, otherwise: str
-) -> None:
-    warned = (
-        f"{TORCH}/cuda/__init__.py:138: UserWarning: CUDA initialization: {reason} (Triggered internally at a.cpp)\n"
-    )
-    assert diagnosed(warned + raised(0, raises)).code == (code or otherwise)
-    assert diagnosed(raised(0, raises)).code == otherwise
 
 
 def test_a_layer_of_another_size_is_named_with_both_sizes() -> None:
@@ -657,82 +467,6 @@ def test_what_only_repeats_that_something_failed_is_no_cause(said: str) -> None:
     assert own.what.startswith("KeyError: 'labels'")
 
 
-def test_a_service_that_says_that_its_job_failed_is_no_good_end() -> None:
-    job = "2024-10-27 17:42:20 Uploading - Uploading generated training model\n{} - Training job {}\n"
-    assert diagnosed(STEPS + job.format("2024-10-27 17:42:20 Failed", "failed")).code == "unknown"
-    assert explained(STEPS + job.format("2024-10-27 17:42:20 Completed", "completed")).diagnosis is None
-    assert diagnosed(STEPS + "Number of errored trials: 1\n").code == "unknown"
-    assert explained(STEPS + "Number of errored trials: 0\n").diagnosis is None
-
-
-def test_a_program_that_started_the_launcher_of_ranks_is_not_the_cause() -> None:
-    command = "subprocess.CalledProcessError: Command '['python', '-m', '{}', 'a.py']' returned non-zero exit status 1."
-    assert diagnosed(raised(None, command.format("torch.distributed.run"), "/srv/trainer.py")).code == "unknown"
-    assert diagnosed(raised(None, command.format("convert_labels"), "/srv/trainer.py")).code == "script-exception"
-
-
-def test_a_word_for_the_end_that_is_said_of_each_step_is_none() -> None:
-    steps = "".join(f"Training Progress: {at}/3746 update_weights done, time cost: 2.{at}s\n" for at in range(4, 12))
-    ray = "(raylet) A worker died or was killed while executing a task by an unexpected system error.\n"
-    assert diagnosed(steps + ray).code == "unknown"
-    assert explained(steps + "training done\n" + ray).diagnosis is None
-    assert diagnosed(steps + ray + "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\n")
-
-
-def test_steps_of_structured_records_are_steps() -> None:
-    record = '{{"lvl": "{}", "rank": {}, "event": "{}", "{}": {}}}\n'
-    failed_upload = record.format("error", 0, "upload_failed", "error", '"OSError: [Errno 28] No space left on device"')
-    later = "".join(record.format("info", 2, "step", "step", step) for step in (120, 130, 140))
-    assert explained(failed_upload + later).diagnosis is None
-    assert diagnosed(later + failed_upload).code == "disk-full"
-
-
-def test_the_words_of_an_error_in_rust_are_its_own() -> None:
-    quota = 'IoError(Os { code: 122, kind: FilesystemQuotaExceeded, message: "Disk quota exceeded" })'
-    assert (
-        diagnosed(raised(0, f"safetensors_rust.SafetensorError: Error while serializing: {quota}")).code == "disk-full"
-    )
-
-
-def test_the_watchdog_of_a_server_tells_more_than_what_it_kills() -> None:
-    stamp = "[2025-03-09 00:57:15 TP{}] Watchdog timeout (self.watchdog_timeout=300)\n"
-    found = diagnosed(stamp.format(4) + stamp.format(6) + "Killed\n")
-    assert (found.code, found.rank) == ("hang", None) and "watchdog_timeout=300" in found.what
-
-
-def test_a_program_that_a_shell_says_was_terminated_was_not_ended_by_its_launcher() -> None:
-    assert diagnosed(ALL_STEPS + "run.sh: line 3: 27961 Terminated              python train.py\n").code == "terminated"
-
-
-def test_what_a_launcher_kills_after_it_saw_a_rank_fail_is_no_cause() -> None:
-    saw = "[rank: 1] Child process with PID 24110 terminated with code 1. Forcefully terminating all other processes to"
-    found = diagnosed(f"{STEPS}{saw} avoid zombies\nKilled\n")
-    assert (found.code, found.rank) == ("unknown", 1)
-    assert diagnosed(STEPS + raised(None, "KeyError: 'labels'") + saw + "\nKilled\n").code == "script-exception"
-
-
-@pytest.mark.parametrize(
-    ("after", "code"),
-    [
-        ("", "module-not-found"),
-        ("Collecting extralib\nSuccessfully installed extralib-8\n", None),
-        (STEPS + "step 90 loss 0.1\n", None),
-        (raised(None, "KeyError: 'labels'"), "script-exception"),
-        (raised(None, "ModuleNotFoundError: No module named 'extralib'"), "module-not-found"),
-    ],
-)
-def test_an_installation_that_failed_counts_where_nothing_came_of_the_rest(after: str, code: str | None) -> None:
-    found = explained(f"Collecting tqdm\nERROR: No matching distribution found for extralib==9\n{after}").diagnosis
-    assert (found and found.code) == code
-
-
-def test_a_module_that_a_build_of_pip_misses_is_not_missing_to_the_ranks() -> None:
-    missing = "      ModuleNotFoundError: No module named 'torch'\n"
-    build = "  × Getting requirements to build wheel did not run successfully.\n  │ exit code: 1\n"
-    assert "--no-build-isolation" in diagnosed(build + missing).fixes[0]
-    assert diagnosed(missing).code == "module-not-found"
-
-
 @pytest.mark.parametrize(
     ("last", "code"),
     [
@@ -785,15 +519,6 @@ def test_the_words_of_what_looks_after_a_job_say_how_it_ended(last: str, code: s
     assert (found and found.code) == code
 
 
-@pytest.mark.parametrize(
-    "front", ["May  1 10:00:00 g1 python[900]: ", "2026-05-01 10:00:00.000 [17/train/2 (pid 900)] "]
-)
-def test_what_a_journal_or_a_workflow_puts_in_front_is_no_part_of_a_line(front: str) -> None:
-    log = STEPS + raised(None, "KeyError: 'labels'")
-    found = diagnosed("".join(front + line for line in log.splitlines(keepends=True)))
-    assert found.code == "script-exception" and found.what.startswith("KeyError: 'labels'")
-
-
 KEY = "KeyError: 'labels'"
 
 
@@ -814,25 +539,11 @@ def test_what_a_shell_or_a_container_could_not_start_counts_unless_the_work_went
     assert diagnosed(f"{line}\n{STEPS}{raised(None, KEY)}").what.startswith(KEY)
 
 
-def test_a_batch_script_says_that_its_job_finished_however_that_was() -> None:
-    killed = "/var/spool/slurmd/job47/slurm_script: line 31:  6521 Killed                  torchrun train.py\n"
-    told = diagnosed(STEPS + killed + "job 47 finished at Thu Mar 12 04:10:29 CET 2026\n")
-    assert told.code == "killed"
-
-
 def test_a_signal_that_warns_of_the_time_limit_is_not_the_cause() -> None:
     signal, limit = "User defined signal 2", "TERM_RUNLIMIT: job killed after reaching LSF run time limit."
     for text in (f"step 3\n{signal}\n{limit}\n", f"step 3\n{limit}\n{signal}\n"):
         assert diagnosed(text).code == "time-limit"
     assert diagnosed(f"step 3\n{signal}\n").code == "terminated"
-
-
-def test_the_mail_of_lsf_tells_the_end_first() -> None:
-    report = "Sender: LSF System <lsf@a>\n\nTERM_MEMLIMIT: job killed after reaching LSF memory usage limit.\n"
-    steps = "".join(f"epoch {epoch} loss 0.{epoch}\n" for epoch in range(9))
-    found = diagnosed(f"{report}\nThe output (if any) follows:\n\n{steps}")
-    assert (found.code, found.evidence[0].line) == ("host-out-of-memory", 3)
-    assert explained(f"{report}{steps}").diagnosis is None, "the work went on after what stands above it"
 
 
 def test_what_a_log_only_mentions_before_the_exception_of_the_rank_that_failed() -> None:
@@ -857,16 +568,6 @@ def test_a_shell_goes_on_after_its_complaints() -> None:
     assert diagnosed(complaint).code == "script-not-found"
     killed = "run.sh: line 14: 4242 Killed                  python train.py\n"
     assert diagnosed(killed + raised(None, "KeyError: 'a'")).code == "killed"
-
-
-def test_what_asyncio_and_a_program_that_goes_on_print_is_no_failure() -> None:
-    task = "Task exception was never retrieved\nfuture: <Task finished name='Task-2' coro=<f() done, at t.py:3>>\n"
-    done = "rank 0 training finished\nrank 1 training finished\n"
-    assert explained(task + raised(None, "OSError: no route") + done).diagnosis is None
-    going = "ERROR:root:nccl is not usable here, going on with gloo\n"
-    nccl = raised(None, "RuntimeError: Distributed package doesn't have NCCL built in")
-    assert explained(going + nccl + done).diagnosis is None
-    assert diagnosed(nccl + done).code == "nccl-unavailable"
 
 
 @pytest.mark.parametrize(
@@ -925,61 +626,6 @@ def test_last_words_about_failures_that_were_none_stay_silent(closing: str) -> N
     assert explained(f"step 1/3 loss 0.5\nstep 2/3 loss 0.4\nstep 3/3 loss 0.3\n{closing}\n").diagnosis is None
 
 
-def test_an_end_that_is_reported_after_an_exception_is_not_its_cause() -> None:
-    log = raised(None, "AssertionError: too slow") + "srun: error: n1: task 0: Exited with exit code 1\n"
-    found = diagnosed(log + "srun: error: n1: tasks 2,6-7: Killed\n")
-    assert found.code == "script-exception" and found.exception is not None
-    assert diagnosed("srun: error: n1: tasks 2,6-7: Killed\n" + lost(0)).code == "killed"
-
-
-def test_a_warning_of_too_little_memory_is_survived_by_one_report_after_it() -> None:
-    skipped = "| WARNING: ran out of memory with exception: CUDA out of memory. Tried to allocate 1.2 GiB\n"
-    reports = (
-        "| epoch 001:    300 / 1374 loss=13.689, ppl=13208.82\n| epoch 001:    400 / 1374 loss=13.1, ppl=9007.95\n"
-    )
-    assert explained(reports + skipped + reports).diagnosis is None
-    assert diagnosed(reports + skipped).code == "cuda-out-of-memory"
-
-
-def test_a_chain_of_exceptions_that_was_ignored_is_ignored_as_a_whole() -> None:
-    chain = raised(None, "OSError: a") + "\nDuring handling of the above exception, another exception occurred:\n\n"
-    ignored = "Exception ignored in: <function A.__del__ at 0x7f>\n" + chain + raised(None, "ValueError: b")
-    assert explained("step 1/2\nstep 2/2\n" + ignored).diagnosis is None
-
-
-def test_there_is_no_usable_gpu_where_the_driver_is_too_old() -> None:
-    old = "x/torch/cuda/__init__.py:174: UserWarning: CUDA initialization: The NVIDIA driver on your system is too old "
-    none = raised(
-        None, "lightning.fabric.utilities.exceptions.MisconfigurationException: No supported gpu backend found!"
-    )
-    assert diagnosed(f"{old}(found version 11040).\n{none}").code == "driver-too-old"
-    assert diagnosed(none).code == "cuda-unavailable"
-
-
-def test_a_make_that_fails_is_an_extension_that_did_not_build() -> None:
-    header = "helpers.cpp:7:10: fatal error: pybind11/pybind11.h: No such file or directory\ncompilation terminated.\n"
-    found = diagnosed(f"{header}make: *** [Makefile:13: helpers_cpp] Error 1\n{lost(8)}")
-    assert found.code == "extension-build-failed" and "pybind11/pybind11.h" in found.what
-
-
-@pytest.mark.parametrize(
-    ("said", "code"),
-    [
-        ("mkdir /data/train: read-only file system", "permission-denied"),
-        ("docker: manifest for reg.io/t:9 not found: manifest unknown: manifest unknown.", "download-failed"),
-    ],
-)
-def test_errors_of_the_system_are_read_as_container_runtimes_write_them(said: str, code: str) -> None:
-    found = diagnosed(f"$ docker run reg.io/t:9 torchrun train.py\n{said}\n")
-    assert found.code == code and said in found.evidence[0].text
-
-
-def test_what_ucx_says_of_an_adapter_comes_before_the_abort_that_it_makes() -> None:
-    said = "[n03:61120:0:61120] ib_mlx5_log.c:177  Transport retry count exceeded on mlx5_bond_0:1/RoCE (synd 0x15)\n"
-    found = diagnosed(f"{said}[n03:61120] *** Process received signal ***\n[n03:61120] Signal: Aborted (6)\n")
-    assert found.code == "infiniband-error" and "mlx5_bond_0" in found.what
-
-
 def test_the_report_of_desynchronised_ranks_names_the_one_that_did_not_come() -> None:
     waits = "".join(
         f"[rank{rank}]:[E ProcessGroupNCCL.cpp:616] [Rank {rank}] Watchdog caught collective operation timeout: "
@@ -991,40 +637,12 @@ def test_the_report_of_desynchronised_ranks_names_the_one_that_did_not_come() ->
     assert (found.code, found.rank) == ("collective-timeout", 1) and "rank 1 did not come" in found.what
 
 
-def test_horovod_names_the_rank_that_is_missing() -> None:
-    stall = (
-        "[1,0]<stderr>:stall_inspector.cc:107] One or more tensors were submitted to be reduced, gathered or "
-        "broadcasted by subset of ranks and are waiting for remainder of ranks for more than 60 seconds. This may\n"
-        "[1,0]<stderr>:Missing ranks:\n[1,0]<stderr>:3: [allreduce.decoder.weight, allreduce.embed.weight ...]\n"
-    )
-    steps = "".join(f"[1,0]<stdout>:step {step} loss 4.{step}\n" for step in range(900, 906))
-    assert (diagnosed(steps + stall).code, diagnosed(steps + stall).rank) == ("hang", 3)
-    assert explained(stall + steps).diagnosis is None, "it went on"
-
-
-def test_what_is_typed_after_a_failure_is_no_work_that_went_on() -> None:
-    log = raised(2, "RuntimeError: Pin memory thread exited unexpectedly") + failed(1, 2, 12)
-    found = diagnosed(
-        f"$ accelerate launch train.py\n{log}$ ls -lt /dev/shm\ntotal 16777216\n-rw- 1 u u 5 Aug 1 psm_0\n"
-    )
-    assert found.code == "script-exception"
-    typed = f"$ srun -N2 torchrun train.py\n{log}$ srun -w node-b getent hosts node-a\n127.0.1.1  node-a\n"
-    assert diagnosed(typed).code == "script-exception"
-
-
 def test_a_step_that_ends_after_a_task_was_not_cancelled_by_anybody() -> None:
     task = "srun: error: node-b: task 1: Exited with exit code 1\n"
     late = raised(None, "torch.distributed.DistNetworkError: The client socket has timed out after 60s while trying to "
                         "connect to (node-a, 29511).")  # fmt: skip
     assert diagnosed(late + task + CANCELLED).code == "rendezvous-failed"
     assert diagnosed(late + CANCELLED + task).code == "terminated"
-
-
-def test_a_few_lines_of_tracebacks_show_that_srun_numbers_its_tasks() -> None:
-    text = "".join(f"gn14: [rank 0/8] epoch 0 step {step}\n" for step in range(20))
-    text += "".join(f"{task}: RuntimeError: Expected all tensors to be on the same device\n" for task in (2, 0, 7))
-    found = diagnosed(text + "srun: error: gn14: tasks 0,2,7: Exited with exit code 1\n")
-    assert found.code == "script-exception" and found.exception is not None
 
 
 def test_what_ends_a_rank_at_its_start_is_survived_by_a_run_that_makes_a_step() -> None:
@@ -1057,14 +675,6 @@ def test_words_of_success_with_a_status_of_failure_are_none() -> None:
     assert explained("step 1/2\nstep 2/2\nthe container finished with status 0\n").diagnosis is None
 
 
-def test_steps_of_other_loggers_show_that_work_went_on() -> None:
-    retried = raised(None, "OSError: image file is truncated (41 bytes not processed)") + "b.jpg: attempt 1/5 failed\n"
-    mmengine = "mmengine - INFO - Iter(train) [{:5}/20000]  lr: 2.9e-05  time: 0.9930  loss: 1.8122\n"
-    assert explained(retried + "".join(mmengine.format(at) for at in (250, 10950, 20000))).diagnosis is None
-    said = "".join(f"pose/train: epoch 1 it {at} loss 0.0{at} eta 11:28:51\n" for at in (300, 400, 500))
-    assert explained("E external/xla/cuda_fft.cc:477] Unable to register cuFFT factory\n" + said).diagnosis is None
-
-
 def test_a_cause_that_names_nobody_is_told_by_what_was_raised_from_it() -> None:
     refused = '[rank0]: Traceback (most recent call last):\n[rank0]:   File "/opt/lib/python3.11/site-packages/urllib3/'
     refused += (
@@ -1079,14 +689,6 @@ def test_a_cause_that_names_nobody_is_told_by_what_was_raised_from_it() -> None:
     assert (found.code, found.rank) == ("script-exception", 0) and "no reward server at http://gn14" in found.what
     hub = diagnosed(refused + linked + pool.format("huggingface.co") + linked + told)
     assert hub.code == "download-failed" and "huggingface.co" in hub.what
-
-
-def test_ranks_that_mpich_reports_have_their_ends() -> None:
-    ends = "x4702.hsn.example: rank 17 died from signal 9\nx4701.hsn.example: rank 4 died from signal 15\n"
-    found = diagnosed("loading\nstep 1/9 loss 3.1\n" + ends)
-    assert (found.code, found.rank, found.host) == ("killed", 17, "x4702.hsn.example")
-    coded = diagnosed("loading\nnode-b: rank 3 exited with code 7\n")
-    assert coded.rank == 3
 
 
 #: What shells, services and people put below a training, whether it has failed or not.
@@ -1118,45 +720,3 @@ def test_what_a_shell_says_below_a_failure_is_no_work_that_went_on(trailer: str)
         (before + killed, "host-out-of-memory"),
     ):
         assert diagnosed(failure + trailer + "\n").code == code
-
-
-def test_prefixes_of_ranks_in_brackets_are_read() -> None:
-    own = 'Traceback (most recent call last):\n  File "m.py", line 71, in train\n    s[i]\nIndexError: out of range\n'
-    for front in ("[5] ", "[rank 5] "):
-        said = "".join(f"{front.replace('5', f'{rank}')}2025-09-03 07:18 INFO step 9\n" for rank in range(4))
-        text = said + "".join(f"{front}{line}\n" for line in own.splitlines()) + "cleaning up\n"
-        found = diagnosed(text)
-        assert (found.code, found.rank) == ("script-exception", 5) and "IndexError" in found.what
-
-
-def test_the_rank_that_composers_launcher_saw_crash_is_not_those_that_it_ended() -> None:
-    text = (
-        "ERROR:composer.cli.launcher:Rank 6 crashed with exit code 1.\nGlobal rank 0 (PID 212) exited with code -15\n"
-    )
-    text += "Global rank 6 (PID 218) exited with code 1\n" + raised(
-        None, "NoCredentialsError: Unable to locate credentials"
-    )
-    found = diagnosed(text + "Global rank 7 (PID 219) exited with code -15\n")
-    assert found.code != "terminated" and "credentials" in found.what
-
-
-def test_a_front_that_is_learned_keeps_its_brackets() -> None:
-    said = "".join(f"[gn02{rank} r{rank}] cached {rank}00000/1200000 rss=19.2G\n" for rank in range(4))
-    own = 'Traceback (most recent call last):\n  File "main.py", line 7, in <module>\n    dist.barrier()\n'
-    own += (
-        "torch.distributed.DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0]\n"
-    )
-    killed = "slurmstepd: error: Detected 1 oom_kill event in StepId=88.0. Some of the tasks have been OOM Killed.\n"
-    killed += "srun: error: gn022: task 6: Out Of Memory\nsrun: Terminating StepId=88.0\n"
-    text = said + killed + "".join(f"[gn021 r1] {line}\n" for line in own.splitlines())
-    found = diagnosed(text + "srun: error: gn021: tasks 0-3: Terminated\n")
-    assert (found.code, found.rank) == ("host-out-of-memory", 6)
-
-
-def test_a_job_that_was_requeued_and_goes_on_has_not_failed() -> None:
-    text = "Epoch 3:  40%|####      | 801/2002 [11:02<16:33,  1.21it/s]\n"
-    text += "slurmstepd: error: *** JOB 88210 ON q4 CANCELLED AT 2026-10-10T10:00:01 DUE TO JOB REQUEUE ***\n"
-    again = "Restored all states from the checkpoint at /s/hpc_ckpt_1.ckpt\n"
-    bar = "Epoch 3:  41%|####      | {}/2002 [00:20<16:10,  1.22it/s]\n"
-    assert explained(text + again + "".join(bar.format(at) for at in (820, 1202, 1602))).diagnosis is None
-    assert diagnosed(text).code == diagnosed(text + "copied logs\n").code == "terminated"

@@ -23,6 +23,10 @@ LOG = (
 )
 
 
+FOUND = {
+    "code": "host-out-of-memory", "certainty": "observed", "rank": 1, "host": "node-7", "evidence": [],
+    "what": "memory", "why": "full", "fixes": ["less"], "exception": None, "calls": [],
+}  # fmt: skip
 ENDED = {"state": "failed", "exit_status": 1, "ended_s": 2.0}
 
 
@@ -112,21 +116,10 @@ def test_the_newest_run_a_run_id_and_its_end(folder: Path, call: Call) -> None: 
 
 
 def test_what_was_found_at_the_end_of_a_run_is_kept(folder: Path, call: Call) -> None:  # noqa: F811
-    found = {
-        "code": "host-out-of-memory", "certainty": "observed", "rank": 1, "host": "node-7", "evidence": [],
-        "what": "memory", "why": "full", "fixes": ["less"], "exception": None, "calls": [],
-    }  # fmt: skip
-    attempt: dict[str, Any] = {
-        "attempt": 0,
-        "started_s": 1.5,
-        "ended_s": 2,
-        "failed": True,
-        "diagnosis": None,
-        "ranks": [],
-    }
-    record(folder, state="failed", diagnosis=found, cascade=[], attempts=[attempt])
+    attempt = {"attempt": 0, "started_s": 1.5, "ended_s": 2, "failed": True, "diagnosis": None, "ranks": []}
+    record(folder, state="failed", diagnosis=FOUND, cascade=[], attempts=[attempt])
     answer = json.loads(call("explain", "--json").out)
-    assert answer["diagnosis"] == found and answer["attempts"] == [attempt]
+    assert answer["diagnosis"] == FOUND and answer["attempts"] == [attempt]
 
 
 def test_of_several_nodes_the_one_that_knows_more_is_believed(folder: Path, call: Call) -> None:  # noqa: F811
@@ -135,15 +128,11 @@ def test_of_several_nodes_the_one_that_knows_more_is_believed(folder: Path, call
     (attempt / "rank-1.err").write_text("")
     (run / "node-0" / "launcher.err").write_text(failed(-9, 1, 11))
     assert json.loads(call("explain", "--json").out)["diagnosis"] is None, "what the only node found stands"
-    found = {
-        "code": "host-out-of-memory", "certainty": "observed", "rank": 5, "host": "b", "evidence": [], "what": "memory",
-        "why": "full", "fixes": ["less"], "exception": None, "calls": [],
-    }  # fmt: skip
     (run / "node-1").mkdir()
     (run / "node-1" / "outcome.json").write_text(
-        json.dumps({"schema": 1, "run_id": run.name, "host": "b", "node": 1, **ENDED, "diagnosis": found})
+        json.dumps({"schema": 1, "run_id": run.name, "host": "b", "node": 1, **ENDED, "diagnosis": FOUND})
     )
-    assert json.loads(call("explain", "--json").out)["diagnosis"] == found
+    assert json.loads(call("explain", "--json").out)["diagnosis"] == FOUND
 
 
 def test_codes_are_described(call: Call) -> None:  # noqa: F811

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 from ddplaunch.explain.decide.flight import Flight, flight, is_dump, read_dump, read_dumps
 from ddplaunch.values.finding import ExitStatus, UsageError
 from tests.cli.cli_calls import Call, call, folder  # noqa: F401 - fixtures
-from tests.hosts.launching import clean_environment, ddplaunch, run_to_end
+from tests.hosts.launching import clean_environment
 
 #: Groups of eight ranks: pairs that hold one tensor, and two groups of four that share experts.
 GROUPS = {"default_pg": range(8)} | {f"tensor-{rank // 2}": range(rank, rank + 2) for rank in range(0, 8, 2)}
@@ -173,30 +175,30 @@ def test_explain_reads_dumps_and_folders_of_them(call: Call, folder: Path) -> No
     assert refused.status == ExitStatus.USAGE and "`trace_1.json` is not a dump" in refused.err
 
 
+#: Two ranks that share one import of torch: both reduce, and rank 0 broadcasts alone.
 HANGS = """
-import os, threading, time, torch, torch.distributed as dist
+import os, pickle, threading, time, torch, torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
-dist.init_process_group("gloo")
-rank = dist.get_rank()
+rank = 0 if os.fork() else 1
+dist.init_process_group("gloo", store=dist.FileStore("store", 2), rank=rank, world_size=2)
 dist.all_reduce(torch.ones(4))
 if rank == 0:
     threading.Thread(target=dist.broadcast, args=(torch.ones(8), 1), daemon=True).start()
-time.sleep(2)  # torch notes a moment after it that a collective has ended
-open(f"dump_{rank}", "wb").write(c10d._dump_fr_trace())
-while not os.path.exists("dump_0"):  # a rank that is gone would end what the other one waits for
+while [each["retired"] for each in pickle.loads(c10d._dump_fr_trace())["entries"]] != [True, False][: 2 - rank]:
+    time.sleep(0.05)  # torch notes a moment after it that a collective has ended
+with open(f"writing_{rank}", "wb") as file:
+    file.write(c10d._dump_fr_trace())
+os.rename(f"writing_{rank}", f"dump_{rank}")
+while not os.path.exists(f"dump_{1 - rank}"):  # a rank that is gone would end what the other one waits for
     time.sleep(0.05)
 os._exit(0)
 """
 
 
 @pytest.mark.slow
-def test_what_torch_writes_for_gloo_is_read(tmp_path: Path) -> None:
-    (tmp_path / "hangs.py").write_text(HANGS)
-    words = ddplaunch(
-        "run", "2", "--device", "cpu", "--no-checks", "--env", "TORCH_FR_BUFFER_SIZE=100", "--", "hangs.py"
-    )
-    status, said = run_to_end(words, tmp_path, clean_environment(), 120)
-    assert status == 0, said
-    status, said = run_to_end(ddplaunch("explain", "dump_0", "dump_1"), tmp_path, clean_environment(), 60)
-    assert status == ExitStatus.FINDINGS, said
-    assert "rank 1 did not join broadcast of [8] (number 2); rank 0 did" in " ".join(said.split())
+def test_what_torch_writes_for_gloo_is_read(folder: Path, call: Call) -> None:  # noqa: F811
+    environment = clean_environment() | {"TORCH_FR_BUFFER_SIZE": "100"}
+    subprocess.run([sys.executable, "-c", HANGS], cwd=folder, env=environment, check=True, timeout=120)
+    said = call("explain", "dump_0", "dump_1")
+    assert said.status == ExitStatus.FINDINGS, said
+    assert "rank 1 did not join broadcast of [8] (number 2); rank 0 did" in " ".join(said.out.split())

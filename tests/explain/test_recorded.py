@@ -420,12 +420,6 @@ def test_a_line_that_announces_the_next_one_is_quoted_with_it() -> None:
     assert "panicked at src/bpe.rs:12:9: assertion failed: vocab" in left.what
 
 
-def test_a_time_out_of_asyncio_is_no_cancellation() -> None:
-    chain = raised(None, "asyncio.exceptions.CancelledError")
-    chain += "\nThe above exception was the direct cause of the following exception:\n\n" + raised(None, "TimeoutError")
-    assert "TimeoutError" in recorded(("", told(0)), (chain, ended(1, 1))).what
-
-
 @pytest.mark.parametrize(
     ("text", "code"),
     [

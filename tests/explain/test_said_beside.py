@@ -165,17 +165,3 @@ def test_what_cleans_up_behind_an_exception_is_not_the_cause() -> None:
     assert diagnosed(closing).what.startswith("KeyError: 'pixel_values' at train.py:31")
     looked_up = chain("KeyError: 'pixel_values'", "ValueError: no column of pixels", "load")
     assert diagnosed(looked_up).what.startswith("ValueError: no column of pixels")
-
-
-def test_a_summary_of_nccl_about_cuda_is_no_lost_connection() -> None:
-    text = raised(1, "torch.distributed.DistBackendError: NCCL error in: x.cpp:77, unhandled cuda error") + (
-        "[rank1]: ncclUnhandledCudaError: Call to CUDA function failed.\n"
-    )
-    assert diagnosed(text).what == "a call to CUDA failed in NCCL, and no line says which"
-
-
-def test_a_gpu_that_is_lost_explains_a_launch_that_failed() -> None:
-    failed = raised(3, "RuntimeError: CUDA error: unspecified launch failure")
-    assert "compute-sanitizer" in diagnosed(failed).fixes[0]
-    found = diagnosed(failed + "Unable to determine the device handle for GPU3: GPU is lost.  Reboot the system\n")
-    assert (found.code, found.rank) == ("gpu-fault", 3) and "GPU is lost" in found.what and "reboot" in found.fixes[0]

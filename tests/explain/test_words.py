@@ -97,28 +97,6 @@ def test_the_interface_of_the_lines_above_is_named_and_needed() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "log",
-    [
-        "epoch 0 step 0 loss 9\nWARNING: upload failed (ConnectionResetError: [Errno 104] Connection reset by peer)\n"
-        + "".join(f"epoch 0 step {step} loss 8\n" for step in range(10, 60, 10)),
-        "chaos run 1: killing rank 2\n[rank0]: torch.distributed.DistBackendError: NCCL communicator was aborted on "
-        "rank 0.\nchaos run 1: recovered\n2 scenarios, 0 failures\n",
-        "[rank0]: RuntimeError: CUDA out of memory. Tried to allocate 1 GiB\n100% tests passed, 0 tests failed of 12\n",
-        "step 100 loss 1\n[rank0]:[W1103 10:00:01.2 ProcessGroupNCCL.cpp:1250] Warning: WARNING: process group has NOT "
-        "been destroyed before we destruct ProcessGroupNCCL.\n",
-        "    case.go:9: [rank1]: ValueError: expected\nok  \texample.org/launch\t0.213s\n",
-        "[rank1]: ValueError: expected\nTests run: 7, Failures: 0, Errors: 0, Skipped: 1\n",
-    ],
-)
-def test_healthy_logs_that_quote_failures_stay_silent(log: str) -> None:
-    assert explained(log).diagnosis is None
-
-
-def test_a_suite_that_failed_is_not_healthy() -> None:
-    assert explained("[rank1]: ValueError: x\n2 scenarios, 1 failures\n").diagnosis is not None
-
-
 def test_a_code_is_described_mechanism_by_mechanism(call: Call) -> None:  # noqa: F811
     def one(why: str, fix: str, tier: Tier = Tier.CAUSE) -> Signature:
         return Signature("c", tier, "what", example=f"as {why}", why=why, fixes=(fix,))
@@ -169,9 +147,6 @@ def test_a_rank_that_left_in_silence_is_named_beside_those_that_complain() -> No
     lost_it = raised(1, "RuntimeError: [x/gloo/transport/tcp/pair.cc:5] Connection closed by peer [127.0.0.1]:4411")
     found = recorded(("", ended(0, 1, 5.0)), (lost_it, ended(1, 1, 5.4)))
     assert (found.code, found.rank) == ("unknown", 0) and found.what.startswith("rank 0 ended with exit code 1")
-
-
-TRUNCATED = "a2:21:30 [0] misc/socket.cc:58 NCCL WARN Message truncated : received 1024 bytes instead of 256\n"
 
 
 def test_sizes_have_units_and_boxes_are_left_out() -> None:
