@@ -202,54 +202,51 @@ def test_a_hang_without_collectives() -> None:
     assert unseen.certainty == "unknown" and "not asked" in unseen.why
 
 
-def stand_still(*looks: tuple[RankStack, ...], idle: frozenset[int] = frozenset(), stepped: bool = False) -> bool:
-    return hangs(looks, idle, stepped=stepped)
+WAITING, ALONE = rank(0, *ALL_REDUCE), rank(1, line=41)
+OTHER, WORKS = rank(1, *BARRIER), rank(0, line=90)
+STARTS = (Frame("/usr/lib/python3.11/subprocess.py", 1264, "wait"),)
+SHELL = [(RankStack(0, 5, problem="no Python", programs=(number,)), rank(1, *ALL_REDUCE)) for number in (7, 7, 8)]
 
 
-def test_ranks_that_all_spin_hang_in_collectives_that_are_not_the_same() -> None:
-    waits, other = rank(0, *ALL_REDUCE), rank(1, *BARRIER)
-    assert stand_still(*[(waits, other)] * 5)
-    assert not stand_still(*[(waits, other)] * 4)  # too few looks
-    assert not stand_still(*[(waits, other)] * 4, (rank(0, line=90, where="save"), other))  # it left the collective
-    same = [(waits, rank(1, *ALL_REDUCE))] * 5
-    assert not stand_still(*same)  # all in one: perhaps one after the other
-    assert stand_still(*same, stepped=True)  # which is what steps count
+@pytest.mark.parametrize(
+    ("looks", "idle", "without_steps", "with_steps"),
+    [
+        # what spins hangs in collectives that are not the same; in the same one, steps tell
+        ([(WAITING, OTHER)] * 5, (), True, True),
+        ([(WAITING, OTHER)] * 4, (), False, False),
+        ([*[(WAITING, OTHER)] * 4, (rank(0, line=90, where="save"), OTHER)], (), False, False),
+        ([(WAITING, rank(1, *ALL_REDUCE))] * 5, (), False, True),
+        # what computes may take any time
+        ([(WORKS, ALONE)] * 5, (), False, False),
+        ([(WAITING, ALONE)] * 5, (), False, False),
+        ([(WAITING, ALONE)] * 5, (0,), False, False),
+        # what does nothing and waits for no other is a hang: NCCL waits by spinning, and so does `loss.item()`
+        ([(WAITING, ALONE)] * 3, (0, 1), True, True),
+        ([(WAITING, ALONE)] * 2, (0, 1), False, False),
+        ([(WAITING, ALONE)] * 5, (1,), True, True),
+        ([(WORKS, ALONE)] * 5, (1,), True, True),
+        ([(WAITING, OTHER)] * 5, (0,), True, True),
+        ([(WAITING, rank(1, *LOADER))] * 3, (0, 1), True, True),
+        ([*[(WAITING, ALONE)] * 2, (rank(0, line=90, where="next"), ALONE)], (0, 1), False, False),
+        ([(WAITING, rank(1, where=name)) for name in ("forward", "norm", "loss")], (0, 1), False, False),
+        # a script that starts other programs gets on, and a program that computes is work
+        (SHELL, (0, 1), False, False),
+        (SHELL[:1] * 3, (0, 1), True, True),
+        ([(WAITING, rank(1, *STARTS, line=41))] * 5, (0,), False, False),
+        ([(WAITING, rank(1, line=41, kernel="do_wait"))] * 5, (), False, False),
+        ([(WAITING, rank(1, line=41, kernel="do_wait"))] * 5, (0, 1), True, True),
+    ],
+)
+def test_what_stands_still(
+    looks: list[tuple[RankStack, ...]], idle: tuple[int, ...], without_steps: bool, with_steps: bool
+) -> None:
+    assert hangs(looks, frozenset(idle), stepped=False) is without_steps
+    assert hangs(looks, frozenset(idle), stepped=True) is with_steps
 
 
-def test_what_computes_may_take_any_time() -> None:
-    here = [(rank(0, line=90), rank(1, line=41))] * 5
-    assert not stand_still(*here) and not stand_still(*here, stepped=True)
-    evaluates = [(rank(0, *ALL_REDUCE), rank(1, line=41))] * 5
-    for idle in (frozenset[int](), frozenset({0})):
-        assert not stand_still(*evaluates, idle=idle) and not stand_still(*evaluates, idle=idle, stepped=True)
-
-
-def test_a_rank_that_does_nothing_and_waits_for_no_other_is_a_hang() -> None:
-    waits, alone = rank(0, *ALL_REDUCE), rank(1, line=41)
-    assert stand_still(*[(waits, alone)] * 3, idle=frozenset({0, 1}))
-    assert stand_still(*[(waits, alone)] * 5, idle=frozenset({1}))  # NCCL waits by spinning
-    assert stand_still(*[(rank(0, line=90), alone)] * 5, idle=frozenset({1}))  # as `loss.item()` does
-    assert stand_still(*[(waits, rank(1, *BARRIER))] * 5, idle=frozenset({0}))  # all wait for each other
-    assert stand_still(*[(waits, rank(1, *LOADER))] * 3, idle=frozenset({0, 1}))  # for workers that do nothing
-    assert not stand_still(*[(waits, alone)] * 2, idle=frozenset({0, 1}))
-    assert not stand_still(*[(waits, alone)] * 2, (rank(0, line=90, where="next"), alone), idle=frozenset({0, 1}))
-    moves = [(waits, rank(1, where=name)) for name in ("forward", "norm", "loss")]
-    assert not stand_still(*moves, idle=frozenset({0, 1}))
-
-
-def test_a_script_that_starts_other_programs_gets_on() -> None:
-    shell = [(RankStack(0, 5, problem="no Python", programs=(number,)), rank(1, *ALL_REDUCE)) for number in (7, 7, 8)]
-    both = frozenset({0, 1})
-    assert not stand_still(*shell, idle=both) and stand_still(*shell[:1] * 3, idle=both)
-
-
-def test_a_program_that_a_rank_has_started_and_that_computes_is_work() -> None:
-    starts = (Frame("/usr/lib/python3.11/subprocess.py", 1264, "wait"),)
-    for asked in (rank(1, *starts, line=41), rank(1, line=41, kernel="do_wait")):
-        looks = [(rank(0, *ALL_REDUCE), asked)] * 5
-        assert not stand_still(*looks, idle=frozenset({0})) and not stand_still(*looks)
-        assert stand_still(*looks, idle=frozenset({0, 1}))  # it does nothing
-        found = hang_diagnosis(looks[0], still(busy={1: 1.0}))
+def test_a_program_that_a_rank_has_started_and_that_computes_is_named() -> None:
+    for starts in (rank(1, *STARTS, line=41), rank(1, line=41, kernel="do_wait")):
+        found = hang_diagnosis([WAITING, starts], still(busy={1: 1.0}))
         assert found.why.startswith("a program that rank 1 has started computes (100% of a core)")
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,16 +45,12 @@ def test_all_come_and_the_port_is_free_at_once(port: int) -> None:
     assert all(verdict.go and not verdict.findings for verdict in verdicts)
     (identity,) = {verdict.rendezvous_id for verdict in verdicts}
     assert identity is not None and identity.startswith("id-") and len(identity) > 8
-
-
-def test_every_roll_call_has_an_id_of_its_own(port: int) -> None:
-    with Gathering(port, nodes=1) as gathering:
-        first, second = (gathering.node(0).result(60).rendezvous_id for _ in range(2))
-    assert first != second
+    with Gathering(port, nodes=1) as alone:
+        assert alone.node(0).result(60).rendezvous_id != identity, "each roll call has its own"
 
 
 def test_who_is_missing_is_named_everywhere(port: int) -> None:
-    with Gathering(port, timeout_s=2) as gathering:
+    with Gathering(port, timeout_s=1) as gathering:
         nodes = [gathering.node(0), gathering.node(1)]
         for verdict in (node.result(60) for node in nodes):
             (finding,) = verdict.findings
@@ -78,7 +75,7 @@ def test_node_0_does_not_call(port: int, address: str, timeout_s: float, reason:
 
 
 def test_another_program_at_the_port_hears_nothing(port: int) -> None:
-    with socket.create_server(("127.0.0.1", port)) as server, Gathering(port, timeout_s=2.0) as gathering:
+    with socket.create_server(("127.0.0.1", port)) as server, Gathering(port, timeout_s=1.0) as gathering:
         node = gathering.node(1)
         connection, _ = server.accept()
         with connection:
@@ -145,24 +142,33 @@ def test_a_node_goes_and_comes_back(port: int) -> None:
         assert all(node.result(60).go for node in (first, *others))
 
 
-def test_two_with_one_rank_are_refused_everywhere(port: int) -> None:
+@pytest.mark.parametrize(
+    ("change", "code", "said"),
+    [
+        (
+            {"node_rank": 1, "host": "gpu-9", "machine": "another", "pid": 900},
+            "node-rank-twice",
+            "pid 101 on gpu-1, pid 900 on gpu-9",
+        ),
+        (
+            {"launch": {**WORDS, "--nnodes": "2"}},
+            "launches-differ",
+            "--nnodes 2 on node 2 (gpu-2), 3 on node 0 (gpu-0)",
+        ),
+    ],
+)
+def test_what_cannot_be_of_one_launch_is_refused_everywhere(
+    port: int, change: dict[str, Any], code: str, said: str
+) -> None:
     with Gathering(port) as gathering:
         nodes = [gathering.node(0), gathering.node(1)]
         gathering.until(0, 2)
-        nodes.append(gathering.node(1, host="gpu-9", machine="another", pid=900))
+        nodes.append(gathering.node(2, **change))
         for verdict in (node.result(60) for node in nodes):
             (finding,) = verdict.findings
-            assert not verdict.go and finding.code == "node-rank-twice"
-            assert "pid 101 on gpu-1" in finding.what and "pid 900 on gpu-9" in finding.what
-
-
-def test_another_launch_is_refused_with_what_differs(port: int) -> None:
-    with Gathering(port) as gathering:
-        nodes = [gathering.node(0), gathering.node(1, launch={**WORDS, "--nnodes": "2"})]
-        for verdict in (node.result(60) for node in nodes):
-            (finding,) = verdict.findings
-            assert not verdict.go and finding.code == "launches-differ"
-            assert "--nnodes 2 on node 1 (gpu-1), 3 on node 0 (gpu-0)" in finding.what and "kill" not in finding.fix
+            assert not verdict.go and finding.code == code
+            assert ("kill" in finding.fix) == (code == "node-rank-twice")
+            assert all(part in finding.what for part in said.split(", "))
 
 
 def test_a_node_0_of_another_version_is_named_and_no_run_id_is_a_path(port: int) -> None:
