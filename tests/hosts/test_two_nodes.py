@@ -1,11 +1,10 @@
-"""The same command by hand on each of two hosts, in network namespaces: they train together, or are told why not."""
+"""The same command by hand on each of several hosts, in network namespaces: they train, or are told why not."""
 
 from __future__ import annotations
 
 import json
-import sys
+import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,49 +17,38 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 Pair = tuple[Node, ...]
 
-#: Trains a linear model with DDP on data that differs by rank, then writes what this rank saw. With FAIL_ONCE in the
-#: environment rank 1 leaves with status 7, once, after a collective that all ranks took part in. A file remembers it:
-#: torchrun counts restarts only on nodes where a rank failed, and may number the nodes anew. It leaves by ``_exit``,
-#: since on a busy machine an interpreter that ends with a DDP model alive is aborted by gloo's threads now and then.
+#: Sums over all ranks with gloo, then writes what this rank saw. Rank 1 leaves with status 7, once, after a collective
+#: that all took part in. A file remembers it: torchrun counts restarts only where a rank failed, and may number
+#: the nodes anew. It leaves by ``_exit``, since on a busy machine gloo's threads abort an interpreter now and then.
 TRAIN = """
 import datetime, json, os, socket
 from pathlib import Path
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
-rank, world = dist.get_rank(), dist.get_world_size()
-attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 total = torch.ones(4) * (rank + 1)
 dist.all_reduce(total)
 failed = Path(os.environ["OUT"], "failed")
-if os.environ.get("FAIL_ONCE") and rank == 1 and not failed.exists():
+if rank == 1 and not failed.exists():
     failed.touch()
     raise SystemExit(7)
-torch.manual_seed(rank)
-model = DistributedDataParallel(torch.nn.Linear(4, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(3):
-    optimizer.zero_grad()
-    model(torch.randn(8, 4)).pow(2).mean().backward()
-    optimizer.step()
-weights = [value for tensor in model.parameters() for value in tensor.flatten().tolist()]
-names = ("LOCAL_RANK", "GROUP_RANK", "GLOO_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT", "DDPLAUNCH_RUN_ID")
-seen = {name: os.environ.get(name) for name in names}
-saw = {**seen, "rank": rank, "world": world, "host": socket.gethostname(), "sum": total[0].item(),
-       "attempt": attempt, "weights": weights}
+names = ("LOCAL_RANK", "GLOO_SOCKET_IFNAME", "MASTER_PORT")
+saw = {name: os.environ.get(name) for name in names}
+saw |= {"host": socket.gethostname(), "sum": total[0].item(), "attempt": attempt}
 Path(os.environ["OUT"], f"rank-{rank}.json").write_text(json.dumps(saw))
 dist.barrier()
 dist.destroy_process_group()
 os._exit(0)
 """
+SCRIPT = "import os, socket; print('launched rank', os.environ['RANK'], 'on', socket.gethostname(), flush=True)\n"
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """Two nodes that resolve their own names."""
-    with nodes(2, tmp_path) as made:
+    with nodes(2, tmp_path_factory.mktemp("pair")) as made:
         yield made
 
 
@@ -68,26 +56,6 @@ def words(node_rank: int, address: str, *more: str) -> list[str]:
     """The command on one node, up to the script."""
     place = ["--nnodes", "2", "--node-rank", str(node_rank), "--master-addr", address]
     return ddplaunch("run", "2", *ANYWHERE, *place, *more)
-
-
-def train(
-    pair: Pair, folder: Path, address: str, *more: str, shared: str | None = None, **environment: str
-) -> list[dict[str, Any]]:
-    """Start the command on both nodes, each in a directory of its own, or in a ``shared`` one.
-
-    Return what each rank wrote, in rank order.
-    """
-    out = folder / "out"
-    out.mkdir()
-    running = []
-    for number, node in enumerate(pair):
-        home = folder / (shared or node.name)
-        home.mkdir(exist_ok=True)
-        (home / "train.py").write_text(TRAIN)
-        argv = [*words(number, address, *more), "--", "train.py"]
-        running.append(node.start(argv, home, clean_environment(OUT=str(out), **environment)))
-    finish(running, 0)
-    return [json.loads((out / f"rank-{rank}.json").read_text()) for rank in range(4)]
 
 
 def decided(node: Node, folder: Path, *argv: str) -> dict[str, Any]:
@@ -107,49 +75,77 @@ def interface(plan: dict[str, Any]) -> tuple[str, str, str]:
     return found["value"], found["source"], found["reason"]
 
 
-def trained_together(ranks: list[dict[str, Any]]) -> None:
-    """Four ranks, one sum over all of them, one model."""
-    assert [each["rank"] for each in ranks] == [0, 1, 2, 3]
-    assert {each["world"] for each in ranks} == {4}
-    assert {each["sum"] for each in ranks} == {10.0}
-    assert len({tuple(each["weights"]) for each in ranks}) == 1
-    assert {each["GLOO_SOCKET_IFNAME"] for each in ranks} == {INTERFACE}
-
-
-def test_node_zero_may_come_last_over_ipv6(pair: Pair, tmp_path: Path) -> None:
-    ranks = train((pair[1], pair[0]), tmp_path, pair[1].address6, "--master-port", "29611")
-    trained_together(ranks)
-    assert [each["host"] for each in ranks] == ["alpha1", "alpha1", "alpha0", "alpha0"]
-    assert {each["MASTER_PORT"] for each in ranks} == {"29611"}
-
-
-def test_own_name_of_no_use_to_others(tmp_path: Path) -> None:
-    with nodes(2, tmp_path, "loopback") as pair:
-        trained_together(train(pair, tmp_path, pair[0].name, shared="both"))
-    (record,) = (path for path in (tmp_path / "both/.ddplaunch/runs").iterdir())
-    assert (record / "run.json").exists() and (record / "node-1/run.json").exists(), "one record of both nodes"
-
-
 def test_two_nodes_train_together_and_a_restart_brings_the_job_back(tmp_path: Path) -> None:
-    """Neither node resolves its own name."""
-    with nodes(2, tmp_path, "missing") as pair:
-        ranks = train(pair, tmp_path, pair[0].address, "--max-restarts", "1", FAIL_ONCE="1")
-    trained_together(ranks)
-    assert (tmp_path / "out" / "failed").exists()
+    """Their own names mean 127.0.1.1 to themselves, as Debian writes it; they share a directory, and so one record."""
+    home = tmp_path / "both"
+    home.mkdir()
+    (home / "train.py").write_text(TRAIN)
+    more = ("--master-port", "29611", "--max-restarts", "1", "--", "train.py")
+    with nodes(2, tmp_path, "loopback") as pair:
+        argvs = [words(number, pair[0].name, *more) for number in (0, 1)]
+        environment = clean_environment(OUT=str(tmp_path))
+        finish([node.start(argv, home, environment) for node, argv in zip(pair, argvs, strict=True)], 0)
+    ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(4)]
+    assert {each["sum"] for each in ranks} == {10.0}
+    assert {(each["GLOO_SOCKET_IFNAME"], each["MASTER_PORT"]) for each in ranks} == {(INTERFACE, "29611")}
+    assert (tmp_path / "failed").exists()
     # torchrun counts a restart where a rank failed, and where others noticed before it told them
     assert 1 in {each["attempt"] for each in ranks} <= {0, 1}
     assert len({each["host"] for each in ranks}) == 2
     assert [each["LOCAL_RANK"] for each in ranks] == ["0", "1", "0", "1"]
-    runs = [list((tmp_path / node.name / ".ddplaunch" / "runs").glob("*/**/run.json")) for node in pair]
-    assert len({path.parts[path.parts.index("runs") + 1] for paths in runs for path in paths}) == 1, "one run id"
-    assert [len(paths) for paths in runs] == [1, 1]
+    (record,) = (home / ".ddplaunch/runs").iterdir()
+    assert (record / "run.json").exists() and (record / "node-1/run.json").exists(), "one record of both nodes"
 
 
-def test_interface_is_the_one_on_the_route(pair: Pair, tmp_path: Path) -> None:
-    for number, node in enumerate(pair):
-        value, source, reason = interface(decided(node, tmp_path, *words(number, pair[0].address)))
-        assert (value, source) == (INTERFACE, "detected")
-        assert pair[0].address in reason
+def start(node: Node, rank: int, folder: Path, address: str, *more: str) -> subprocess.Popen[str]:
+    """Start one of three nodes in a directory of its own."""
+    home = folder / node.name
+    home.mkdir(exist_ok=True)
+    if not (home / "train.py").exists():
+        (home / "train.py").write_text(SCRIPT)
+    place = ["--nnodes", "3", "--node-rank", str(rank), "--master-addr", address, *more]
+    argv = [*ddplaunch("run", "1", "--device", "cpu", "--ignore", "script-never-initialises"), *place]
+    return node.start([*argv, "--show", "all", "--", "train.py"], home, clean_environment())
+
+
+def test_three_nodes_are_told_who_is_missing_or_odd_and_node_zero_may_come_last_over_ipv6(tmp_path: Path) -> None:
+    """No node resolves its own name."""
+    with nodes(3, tmp_path, "missing") as made:
+        two = [start(made[rank], rank, tmp_path, made[0].address, "--join-timeout", "12") for rank in (1, 0)]
+        lonely = start(made[2], 2, tmp_path, "alpha0", "--join-timeout", "2", "--master-port", "29511")
+        texts = finish(two, 4)
+        assert "2 of 3 nodes joined, waiting for node 2\n" in texts[1]
+        assert "waiting for the other nodes; node 0 says which\n" in texts[0]
+        for text in texts:
+            assert "error[nodes-missing]: 2 of 3 nodes joined within 12 s; missing: node 2\n" in text
+            assert text.endswith("nothing was launched\n")
+        (text,) = finish([lonely], 4)
+        assert "no answer from alpha0:29511: connection refused" in " ".join(text.split())
+        assert not list(tmp_path.glob("*/.ddplaunch"))
+
+        odd = tmp_path / "alpha2" / "train.py"
+        odd.write_text(SCRIPT + "# changed\n")
+        three = [start(node, rank, tmp_path, made[0].address6) for rank, node in enumerate(made)]
+        for text in finish(three, 4):
+            assert "error[hosts-differ-script]: `train.py` differs: " in text and "on alpha2" in text
+            assert "nothing was launched" in text
+
+        odd.unlink()
+        three = [start(node, rank, tmp_path, made[0].address6) for rank, node in reversed(list(enumerate(made)))]
+        said = "".join(finish(three, 0))
+        assert all(f"launched rank {rank} on alpha{rank}" in said for rank in range(3)), said
+    runs = [path.parts[path.parts.index("runs") + 1] for path in tmp_path.rglob("run.json")]
+    assert len(runs) == 3 and len(set(runs)) == 1, "one run id"
+
+
+def test_interface_is_the_one_on_the_route_and_nodes_agree_on_all_but_their_rank(pair: Pair, tmp_path: Path) -> None:
+    plans = [decided(node, tmp_path, *words(number, pair[0].address)) for number, node in enumerate(pair)]
+    for plan in plans:
+        value, source, reason = interface(plan)
+        assert (value, source) == (INTERFACE, "detected") and pair[0].address in reason
+        assert plan["findings"] == []
+    differing = [one for one, other in zip(*(plan["argv"] for plan in plans), strict=True) if one != other]
+    assert differing == ["--node-rank=0"]
 
 
 def test_interface_by_flag_and_by_environment_wins(pair: Pair, tmp_path: Path) -> None:
@@ -159,51 +155,8 @@ def test_interface_by_flag_and_by_environment_wins(pair: Pair, tmp_path: Path) -
     assert interface(decided(pair[1], tmp_path, *argv))[:2] == (DECOY, "environment")
 
 
-def test_nodes_agree_on_everything_but_the_node_rank(pair: Pair, tmp_path: Path) -> None:
-    first, second = (decided(node, tmp_path, *words(k, pair[0].address))["argv"] for k, node in enumerate(pair))
-    assert [one for one, other in zip(first, second, strict=True) if one != other] == ["--node-rank=0"]
-
-
-@contextmanager
-def listening(node: Node, folder: Path, port: int) -> Iterator[None]:
-    """Hold ``port`` on ``node``; what holds it ends with the node at the latest."""
-    with node.start([sys.executable, "-c", LISTEN, str(port)], folder, clean_environment()) as holder:
-        try:
-            assert holder.stdout is not None and holder.stdout.readline() == "listening\n"
-            yield
-        finally:
-            holder.kill()
-
-
-def test_taken_master_port_is_refused_on_node_zero(pair: Pair, tmp_path: Path) -> None:
-    with listening(pair[0], tmp_path, 29622):
-        (tmp_path / "train.py").write_text("from pathlib import Path\nPath('launched').touch()\n")
-        argv = [*words(0, pair[0].address, "--master-port", "29622"), "--", "train.py"]
-        done = pair[0].run(argv, tmp_path, clean_environment())
-    assert done.returncode == 4, done.stderr
-    assert "error[port-taken]: port 29622 is in use by pid " in done.stderr
-    assert "LISTENS_HERE" in done.stderr
-    assert "nothing was launched" in done.stderr
-    assert done.stdout == ""
-    assert not (tmp_path / "launched").exists()
-    assert not (tmp_path / ".ddplaunch").exists()
-
-
-def test_port_of_node_zero_is_not_looked_for_on_others(pair: Pair, tmp_path: Path) -> None:
-    with listening(pair[1], tmp_path, 29623):
-        plan = decided(pair[1], tmp_path, *words(1, pair[0].address, "--master-port", "29623"))
-    assert plan["findings"] == []
-
-
 def test_address_that_no_route_leads_to_is_refused(pair: Pair, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     done = pair[1].run([*words(1, "198.51.100.7"), "--", "train.py"], tmp_path, clean_environment())
     assert done.returncode == 4, done.stderr
     assert "error[master-addr-unroutable]" in done.stderr and "198.51.100.7" in done.stderr
-
-
-#: The comment in its command line is what the refusal has to show.
-LISTEN = (
-    "import socket, sys, time  # LISTENS_HERE\nserver = socket.create_server(('0.0.0.0', "
-    "int(sys.argv[1])))\nprint('listening', flush=True)\ntime.sleep(600)\n"
-)
