@@ -15,7 +15,6 @@ from ddplaunch.cli.commands.launch.doctor import comm_words, device_of, run_comm
 from ddplaunch.cli.parsing.typed_words import TypedLaunch
 from ddplaunch.comm.results import Comm, comm_results
 from ddplaunch.comm.view import comm_json, comm_text
-from ddplaunch.examples.comm_test import doubtful
 from ddplaunch.machine.facts import TorchImport
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.planning.options import Options
@@ -93,7 +92,10 @@ def test_a_pair_that_was_measured_twice_counts_by_the_better() -> None:
     assert group.problem == "it hangs"
 
 
+@pytest.mark.slow
 def test_slow_and_late_pairs_are_measured_again() -> None:
+    from ddplaunch.examples.comm_test import doubtful  # it imports torch: 3 s of each worker at the top
+
     pairs = [GROUP | {"hosts": ("a", str(other))} for other in range(5)]
     assert doubtful([GROUP | {"test": "all", "bandwidth_bytes_per_s": 1.0}, *pairs]) == []
     pairs[1] = pairs[1] | {"bandwidth_bytes_per_s": 0.4e9}
