@@ -71,51 +71,35 @@ def scheme(browser: Any, name: str) -> None:
 
 
 def test_it_tells_the_run(browser: Any, page: Path) -> None:
+    from selenium.webdriver.support.ui import Select
+
+    metrics = {"width": 375, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     browser.get(page.as_uri())
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 375
     text = browser.find_element("tag name", "body").text
     assert "ValueError: no luck on" in browser.find_element("id", "diagnosis").text
     assert browser.find_element("id", "state").text == "failed"
     assert "val_loss" in text and "0.25" in text
-    assert len(browser.find_elements("css selector", "#timeline .row")) == 2
-    assert len(browser.find_elements("css selector", "#phases .row")) == 2
+    for rows in ("#timeline .row", "#phases .row"):
+        assert len(browser.find_elements("css selector", rows)) == 2
     assert "raise ValueError" in browser.find_element("css selector", "#source .failed-line").text
-    assert [each.text for each in browser.find_elements("css selector", "#parts .bar")][1:3] == [
-        "start of the ranks",
-        "training",
-    ]
+    bars = [each.text for each in browser.find_elements("css selector", "#parts .bar")]
+    assert bars[1:3] == ["start of the ranks", "training"]
     assert browser.find_element("css selector", "#loss polyline").size["height"] > 0
-    assert [each for each in browser.get_log("browser") if each["level"] == "SEVERE"] == []
-
-
-def test_the_logs_are_searched(browser: Any, page: Path) -> None:
-    from selenium.webdriver.support.ui import Select
-
-    browser.get(page.as_uri())
     browser.find_element("id", "search").send_keys("step 60")
     assert browser.find_element("id", "count").text == "2 lines"
     Select(browser.find_element("id", "rank")).select_by_value("1")
     assert browser.find_element("id", "count").text == "1 line"
-    seen = [each.text for each in browser.find_elements("css selector", "#log > div") if each.is_displayed()]
-    assert len(seen) == 1 and "step 60 on rank 1" in seen[0]
-
-
-def test_a_command_is_copied(browser: Any, page: Path) -> None:
-    browser.get(page.as_uri())
-    browser.execute_cdp_cmd(
-        "Browser.grantPermissions", {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
-    )
+    (seen,) = (each.text for each in browser.find_elements("css selector", "#log > div") if each.is_displayed())
+    assert "step 60 on rank 1" in seen
+    permissions = {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
+    browser.execute_cdp_cmd("Browser.grantPermissions", permissions)
     typed = next(each for each in browser.find_elements("tag name", "pre") if each.text.startswith("ddplaunch run"))
     typed.find_element("css selector", "button.copy").click()
     read = "navigator.clipboard.readText().then(arguments[0], error => arguments[0](String(error)))"
     assert browser.execute_async_script(read) == "ddplaunch run 2 --phases --run-id seen -- train.py"
-
-
-@pytest.mark.parametrize("width", [375, 1280])
-def test_nothing_is_wider_than_the_window(browser: Any, page: Path, width: int) -> None:
-    metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    browser.get(page.as_uri())
-    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    assert [each for each in browser.get_log("browser") if each["level"] == "SEVERE"] == []
 
 
 def test_it_is_readable_in_the_light_and_in_the_dark(browser: Any, page: Path) -> None:

@@ -15,15 +15,17 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.cli.main import dispatch
 from ddplaunch.planning.launch import Launch, Target, Variable
 from ddplaunch.records.write import write_record
 from ddplaunch.ui import launch_view, plan_view, shell
 from ddplaunch.ui.shell import shell_words
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.finding import UsageError, warning
+from ddplaunch.values.finding import warning
 from ddplaunch.values.resolved import Source
+from tests.cli.cli_calls import Call, call, folder
 from tests.planning.sample_launch import facts, launch
+
+__all__ = ["call", "folder"]
 
 SECRET = "s3cretive"
 TYPED = (
@@ -71,9 +73,6 @@ def test_nothing_that_shows_a_launch_shows_its_secrets(module: Any, name: str) -
     given.update(getattr(function, "keywords", {}))
     shown = function(sample(), **given)
     assert SECRET not in str(shown)
-
-
-def test_those_are_found() -> None:
     assert {"plan_json", "plan_text", "dry_run_text"} <= {name for _, name in SHOWS_A_LAUNCH}
 
 
@@ -99,46 +98,24 @@ def test_what_is_shown_can_be_pasted() -> None:
     assert unset.returncode != 0 and unset.stdout == ""
 
 
-def answer_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    dispatch(words)
-    got = capsys.readouterr()
-    return got.out
+LAUNCH = ("2", "--device", "cpu")
+KUBERNETES = ("--to", "kubernetes", "--image", "i:1", "--dry-run")
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "script", "is_shown"),
     [
-        ["run", "2", "--device", "cpu", "--dry-run"],
-        ["plan", "2", "--device", "cpu"],
-        ["plan", "2", "--device", "cpu", "--json"],
-        ["submit", "2", "--device", "cpu", "--dry-run"],
+        (("run", *LAUNCH, "--dry-run"), TYPED, True),
+        (("plan", *LAUNCH, "--json"), TYPED, True),
+        (("submit", *LAUNCH, "--dry-run"), TYPED, True),
+        (("submit", *LAUNCH, *KUBERNETES), ("--hf-token", SECRET), False),
+        (("submit", *LAUNCH, "--dry-run", "--setup", f"export HF_TOKEN={SECRET}"), (), False),
+        (("submit", *LAUNCH, "--dry-run", "--sbatch-arg", f"--export=DB_PW={SECRET}"), (), False),
     ],
-    ids=" ".join,
 )
-def test_no_command_shows_it(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_no_command_shows_it_and_where_no_variable_can_stand_the_job_is_refused(
+    words: tuple[str, ...], script: tuple[str, ...], is_shown: bool, call: Call
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text("import torch.distributed as dist\ndist.init_process_group('gloo')\n")
-    shown = answer_of([*words, "--", "train.py", *TYPED], capsys)
-    assert SECRET not in shown and "--epochs" in shown
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["submit", "2", "--to", "kubernetes", "--dry-run", "--image", "i:1", "--", "train.py", "--hf-token", SECRET],
-        ["submit", "2", "--dry-run", "--setup", f"export HF_TOKEN={SECRET}", "--", "train.py"],
-        ["submit", "2", "--dry-run", "--sbatch-arg", f"--export=DB_PW={SECRET}", "--", "train.py"],
-    ],
-    ids=lambda words: " ".join(words[:2]),
-)
-def test_where_no_variable_can_stand_the_job_is_refused(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").touch()
-    with pytest.raises(UsageError) as refused:
-        dispatch(words)
-    (finding,) = refused.value.findings
-    assert finding.code == "secret-in-job" and SECRET not in str(finding)
+    said = call(*words, "--", "train.py", *script)
+    assert SECRET not in said.out + said.err
+    assert "--epochs" in said.out if is_shown else "error[secret-in-job]" in said.err
