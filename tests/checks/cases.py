@@ -1,9 +1,10 @@
-"""Running one check in a situation: as a case of a table, or directly."""
+"""Running one check in a situation: as a row of a table, or directly."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 from ddplaunch.checks.all_checks import ALL
 from ddplaunch.checks.check import Check, CheckOutcome, available, run_check
@@ -20,18 +21,39 @@ NO_SCRIPT = Unavailable("no script was named")
 
 @dataclass(frozen=True)
 class Case:
-    """A situation for the check ``code``. ``says`` are texts that its finding must contain; without any, silence."""
+    """A situation for the check ``code``, and what its finding says: parts divided by `` … ``. Empty is silence."""
 
     code: str
-    name: str
-    facts: Facts = field(default_factory=healthy_facts)
-    launch: Launch | Unavailable = field(default_factory=healthy_launch)
-    script: ScriptReport | Unavailable = field(default_factory=healthy_script)
-    says: tuple[str, ...] = ()
-    severity: str = "error"
+    says: str
+    severity: str
+    facts: Facts
+    launch: Launch | Unavailable
+    script: ScriptReport | Unavailable
 
     def __str__(self) -> str:
-        return f"{self.code}: {self.name}"
+        return f"{self.code}: {self.says}"
+
+
+def fires(
+    code: str,
+    says: str,
+    severity: str = "error",
+    *,
+    launch: Launch | int | Unavailable = 8,
+    script: ScriptReport | Unavailable | None = None,
+    **facts: Any,
+) -> Case:
+    """Return a case of the healthy machine but for ``facts``, with a launch or a number of ranks."""
+    known = healthy_launch(launch) if isinstance(launch, int) else launch
+    if script is None:
+        script = NO_SCRIPT if isinstance(launch, Unavailable) else healthy_script()
+    return Case(code, says, severity, healthy_facts(**facts), known, script)
+
+
+def silent(code: str, why: str = "", **situation: Any) -> Case:
+    """Return a case in which nothing is found, or the check is skipped; ``why`` is for the reader."""
+    assert isinstance(why, str)
+    return fires(code, "", **situation)
 
 
 def text(finding: Finding) -> str:
@@ -45,15 +67,12 @@ def judge(case: Case) -> None:
     Or it finds nothing, for a case without words; it may be skipped there for want of a fact.
     """
     outcome = outcome_of(ALL, case.code, case.facts, case.launch, case.script)
-    expected = ("found",) if case.says else ("passed", "skipped")
-    assert outcome.status in expected, (outcome.reason, [text(finding) for finding in outcome.findings])
     said = "\n".join(text(finding) for finding in outcome.findings)
+    assert outcome.status in (("found",) if case.says else ("passed", "skipped")), (outcome.reason, said)
     for finding in outcome.findings:
         assert (finding.code, finding.severity.value) == (case.code, case.severity)
-        assert finding.what and finding.why and finding.fix
-        assert "\n" not in finding.what
-    for words in case.says:
-        assert words in said, f"{words!r} not in:\n{said}"
+        assert finding.what and finding.why and finding.fix and "\n" not in finding.what
+    assert [part for part in case.says.split(" … ") if part not in said] == [], said
 
 
 def outcome_of(
@@ -65,8 +84,7 @@ def outcome_of(
 ) -> CheckOutcome:
     """Return the outcome of the check ``code``; whatever is left out is healthy."""
     (check,) = [each for each in checks if each.code == code]
-    values = available(facts or healthy_facts(), launch or healthy_launch(), script or healthy_script())
-    return run_check(check, values)
+    return run_check(check, available(facts or healthy_facts(), launch or healthy_launch(), script or healthy_script()))
 
 
 def found(
@@ -76,21 +94,7 @@ def found(
     launch: Launch | Unavailable | None = None,
     script: ScriptReport | Unavailable | None = None,
 ) -> Finding | None:
-    """Return the check's only finding or None, after asserting what every finding has to be."""
+    """Return the check's only finding or None."""
     outcome = outcome_of(checks, code, facts, launch, script)
-    assert outcome.status in ("found", "passed"), outcome.reason
-    assert len(outcome.findings) <= 1
-    for finding in outcome.findings:
-        assert finding.code == code
-        assert "\n" not in finding.what and finding.why and finding.fix
-        return finding
-    return None
-
-
-def silent_when_healthy(checks: Iterable[Check]) -> None:
-    """Assert that no check finds anything on the healthy node, with its launch and without one."""
-    for launch, script in ((healthy_launch(), healthy_script()), (NO_LAUNCH, NO_SCRIPT)):
-        for check in checks:
-            outcome = run_check(check, available(healthy_facts(), launch, script))
-            assert outcome.status in ("passed", "skipped"), outcome
-            assert check.title and check.explanation
+    assert outcome.status in ("found", "passed") and len(outcome.findings) <= 1, outcome
+    return next(iter(outcome.findings), None)

@@ -12,7 +12,6 @@ import pytest
 
 from ddplaunch.checks import codes
 from ddplaunch.checks.all_checks import ALL, across
-from ddplaunch.checks.check import Check
 from ddplaunch.cli.main import main
 from ddplaunch.comm.checks import CHECKS as MEASURED
 from ddplaunch.explain.signatures import all_signatures
@@ -54,12 +53,7 @@ DIAGNOSES = {each.code for each in all_signatures()}
 
 
 def test_every_code_in_the_source_has_words() -> None:
-    assert {
-        "host-unreachable",
-        "host-key-changed",
-        "nodes-missing",
-        "host-lost",
-    } <= every_code().keys()  # they are found
+    assert {"host-unreachable", "host-key-changed", "nodes-missing", "host-lost"} <= every_code().keys()
     missing = {
         code: str(path.relative_to(PACKAGE)) for code, path in every_code().items() if code not in KNOWN | DIAGNOSES
     }
@@ -75,11 +69,12 @@ def test_no_words_are_left_over() -> None:
     assert sorted(refused) == sorted(set(refused))
 
 
-@pytest.mark.parametrize("each", EXPLAINED, ids=lambda each: str(each.code))
-def test_words_are_whole(each: Check) -> None:
-    assert each.title and not each.title.endswith(".")
-    *_, last_word = each.explanation.split()
-    assert (last_word.endswith(".") or last_word.startswith("https://")) and "  " not in each.explanation
+def test_words_are_whole() -> None:
+    for each in (*EXPLAINED, *MEASURED):
+        assert each.title and not each.title.endswith("."), each.code
+        *_, last_word = each.explanation.split()
+        assert last_word.endswith(".") or last_word.startswith("https://"), each.code
+        assert "  " not in each.explanation, each.code
 
 
 def test_what_explain_says_of_a_code_of_each_family(golden: Golden) -> None:

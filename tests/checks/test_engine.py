@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,10 @@ from ddplaunch.planning.launch import Launch
 from ddplaunch.values.finding import ExitStatus, Finding, UsageError, error
 from ddplaunch.values.resolved import Resolved, Unavailable
 from ddplaunch.watch import stragglers
-from tests.checks import test_gpu_choice, test_gpu_state, test_torch_and_driver
-from tests.checks.cases import NO_LAUNCH
+from tests.checks.cases import NO_LAUNCH, NO_SCRIPT, Case
 from tests.checks.healthy import FLAG, healthy_facts, healthy_launch, healthy_script
 
-TABLES = (test_torch_and_driver, test_gpu_choice, test_gpu_state)
 ON_CPU = healthy_launch(device=Resolved("cpu", FLAG))
-NO_SCRIPT = Unavailable("no script was named")
 
 
 def too_few_cpus(cpu: CpuFacts, launch: Launch | None = None) -> Iterator[Finding]:
@@ -123,28 +121,21 @@ def test_most_checks_can_look_at_the_healthy_machine() -> None:
     assert set(skipped.values()) <= {"no port was named", "no master address was named"}, skipped
 
 
-@pytest.mark.parametrize("name", sorted(PARAMETERS - {"environment", "data_paths", "output_paths"}))
-def test_no_check_crashes_when_a_fact_is_missing(name: str) -> None:
+GONE = {field.name: Unavailable("gone") for field in dataclasses.fields(Facts) if field.default is dataclasses.MISSING}
+
+
+@pytest.mark.parametrize("names", [*([name] for name in PARAMETERS), GONE], ids=str)
+def test_no_check_crashes_where_facts_are_missing(names: Iterable[str]) -> None:
     values = available(healthy_facts(), healthy_launch(), healthy_script())
-    outcomes = run_all({**values, name: Unavailable("gone")})
+    kept = {"environment", "data_paths", "output_paths"}
+    outcomes = run_all({**values, **{name: Unavailable("gone") for name in names if name not in kept}})
     assert [(item.check.code, item.reason) for item in outcomes if item.status == "crashed"] == []
 
 
-def test_no_check_crashes_when_nothing_is_known() -> None:
-    nothing = {
-        field.name: Unavailable("gone") for field in dataclasses.fields(Facts) if field.default is dataclasses.MISSING
-    }
-    outcomes = run_all(available(healthy_facts(**{**nothing, "environment": {}}), healthy_launch(), NO_SCRIPT))
-    assert [(item.check.code, item.reason) for item in outcomes if item.status == "crashed"] == []
-
-
-def test_codes_are_unique_and_every_check_explains_itself() -> None:
+def test_codes_are_unique() -> None:
     codes = [check.code for check in (*ALL, *across(), *MEASURED)]
     assert sorted(set(codes)) == sorted(codes)
-    for check in (*ALL, *across(), *MEASURED):
-        assert re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)+", check.code)
-        assert check.title and not check.title.endswith("."), check.code
-        assert check.explanation, f"{check.code} has a title but no explanation"
+    assert [code for code in codes if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)+", code)] == []
 
 
 def test_families_keep_together() -> None:
@@ -164,15 +155,12 @@ def test_every_check_function_is_listed() -> None:
     assert functions - {check.function.__name__ for check in (*ALL, *across(), *MEASURED, *stragglers.CHECKS)} == set()
 
 
-def test_every_torch_and_gpu_check_has_a_case_that_fires_and_one_that_does_not() -> None:
-    ours = {check.code for check in ALL if check.family in ("torch", "gpu")}
-    assert {case.code for table in TABLES for case in table.FIRES} == ours
-    assert {case.code for table in TABLES for case in table.SILENT} == ours
-
-
-def test_every_other_check_is_named_by_a_test() -> None:
-    tests = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
-    assert [check.code for check in ALL if f'"{check.code}"' not in tests] == []
+def test_every_check_has_a_case_that_fires_and_one_that_does_not() -> None:
+    modules = [import_module(f"{__package__}.{path.stem}") for path in Path(__file__).parent.glob("test_*.py")]
+    tables = [table for module in modules for table in vars(module).values() if isinstance(table, tuple)]
+    cases = [case for table in tables for case in table if isinstance(case, Case)]
+    codes = {check.code for check in ALL}
+    assert {case.code for case in cases if case.says} == codes == {case.code for case in cases if not case.says}
 
 
 def test_ignored_check_is_a_skip_that_says_so() -> None:

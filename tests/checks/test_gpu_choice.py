@@ -9,17 +9,8 @@ import pytest
 from ddplaunch.machine.facts import MigDevice, NvidiaFacts
 from ddplaunch.planning.launch import Variable
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
-from tests.checks.cases import NO_LAUNCH, Case, judge
-from tests.checks.healthy import (
-    FLAG,
-    GIB,
-    healthy_facts,
-    healthy_gpu,
-    healthy_launch,
-    healthy_nvml,
-    healthy_torch,
-    topology,
-)
+from tests.checks.cases import NO_LAUNCH, Case, fires, judge, silent
+from tests.checks.healthy import FLAG, GIB, healthy_gpu, healthy_launch, healthy_nvml, healthy_torch, topology
 
 ON_CPU = healthy_launch(device=Resolved("cpu", FLAG))
 FELL_BACK = healthy_launch(device=Resolved("cpu", Source("detected", "0 visible GPUs")))
@@ -40,130 +31,88 @@ def showing(devices: str) -> dict[str, str]:
 
 
 FIRES = (
-    Case(
+    fires("more-processes-than-gpus", "16 processes … 8 GPUs … `ddplaunch run 8 …` … --device cpu", launch=16),
+    fires(
         "more-processes-than-gpus",
-        "sixteen on eight",
-        launch=healthy_launch(16),
-        says=("16 processes", "8 GPUs", "`ddplaunch run 8 …`", "--device cpu"),
+        "4 processes … 2 GPUs … from the shell's environment hides 6 of 8 … `ddplaunch run 2 …` … `unset CUDA_VIS",
+        launch=4,
+        environment=showing("2,3"),
     ),
-    Case(
+    fires(
         "more-processes-than-gpus",
-        "most are hidden",
-        healthy_facts(environment=showing("2,3")),
-        healthy_launch(4),
-        says=(
-            *("4 processes", "2 GPUs", "CUDA_VISIBLE_DEVICES=2,3 from the shell's environment hides 6 of 8"),
-            *("`ddplaunch run 2 …`", "`unset CUDA_VISIBLE_DEVICES`"),
-        ),
+        "CUDA_VISIBLE_DEVICES=2,3 from Slurm hides 6 of 8 … `--gpus-per-node 4`",
+        launch=4,
+        environment={**showing("2,3"), "SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "2,3"},
     ),
-    Case(
+    fires(
         "more-processes-than-gpus",
-        "Slurm shows two",
-        healthy_facts(environment={**showing("2,3"), "SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "2,3"}),
-        healthy_launch(4),
-        says=("CUDA_VISIBLE_DEVICES=2,3 from Slurm hides 6 of 8", "`--gpus-per-node 4`"),
-    ),
-    Case(
-        "more-processes-than-gpus",
-        "--env shows two",
+        "from `--env-file jobs.env` hides … drop `CUDA_VISIBLE_DEVICES=2,3` from `--env-file jobs.env`",
         launch=healthy_launch(4, environment=BY_ENV),
-        says=("from `--env-file jobs.env` hides", "drop `CUDA_VISIBLE_DEVICES=2,3` from `--env-file jobs.env`"),
     ),
-    Case(
-        "more-processes-than-gpus",
-        "on two nodes",
-        launch=healthy_launch(16, topology=topology(16, nnodes=2)),
-        says=("`ddplaunch run 2x8 …`",),
+    fires(
+        "more-processes-than-gpus", "`ddplaunch run 2x8 …`", launch=healthy_launch(16, topology=topology(16, nnodes=2))
     ),
-    Case(
+    fires(
         "more-processes-than-gpus",
-        "--gpus chose two",
+        "run 2 … `--gpus 0,1` leaves out 6 of 8 … name 4 GPUs with `--gpus`",
         launch=healthy_launch(4, environment=CHOSEN),
-        says=("run 2", "`--gpus 0,1` leaves out 6 of 8", "name 4 GPUs with `--gpus`"),
     ),
-    Case("no-gpu-for-cuda", "none here", healthy_facts(nvml=EMPTY), says=("no NVIDIA GPU", "--device cpu")),
-    Case(
+    fires("no-gpu-for-cuda", "no NVIDIA GPU … --device cpu", nvml=EMPTY),
+    fires("no-gpu-for-cuda", "libnvidia-ml.so.1", nvml=NO_NVML, nvidia=NO_NVIDIA),
+    fires(
         "no-gpu-for-cuda",
-        "no driver",
-        healthy_facts(nvml=NO_NVML, nvidia=NO_NVIDIA),
-        says=("libnvidia-ml.so.1",),
+        "from the shell's environment hides all 8 GPUs … unset CUDA_VISIBLE_DEVICES",
+        environment=showing(""),
     ),
-    Case(
-        "no-gpu-for-cuda",
-        "all hidden",
-        healthy_facts(environment=showing("")),
-        says=("from the shell's environment hides all 8 GPUs", "unset CUDA_VISIBLE_DEVICES"),
-    ),
-    Case(
+    fires(
         "visible-devices-unknown",
-        "index too high hides what follows",
-        healthy_facts(environment=showing("0,8,1,2")),
-        NO_LAUNCH,
-        says=(
-            *("`8`", "0 to 7", "1 GPU of 8", "`1,2`", "CUDA_VISIBLE_DEVICES=0`"),
-            "CUDA_VISIBLE_DEVICES=0,8,1,2 from the shell's environment",
-        ),
+        "`8` … 0 to 7 … 1 GPU of 8 … `1,2` … CUDA_VISIBLE_DEVICES=0` … =0,8,1,2 from the shell's environment",
+        launch=NO_LAUNCH,
+        environment=showing("0,8,1,2"),
     ),
-    Case(
+    fires("visible-devices-unknown", "GPU-deadbeef … 0 GPUs of 8", environment=showing("GPU-deadbeef")),
+    fires("visible-devices-unknown", "MIG-9999", environment=showing("MIG-9999"), nvml=SPLIT),
+    fires(
         "visible-devices-unknown",
-        "UUID of another machine",
-        healthy_facts(environment=showing("GPU-deadbeef")),
-        says=("GPU-deadbeef", "0 GPUs of 8"),
+        "`8`",
+        launch=dataclasses.replace(FELL_BACK, environment=(dataclasses.replace(CHOSEN[0], value=""),)),
+        environment=showing("8"),
     ),
-    Case(
-        "visible-devices-unknown",
-        "MIG instance that was destroyed",
-        healthy_facts(environment=showing("MIG-9999"), nvml=SPLIT),
-        says=("MIG-9999",),
-    ),
-    Case(
-        "visible-devices-unknown",
-        "the launch fell back to the CPU because of it",
-        healthy_facts(environment=showing("8")),
-        dataclasses.replace(FELL_BACK, environment=(dataclasses.replace(CHOSEN[0], value=""),)),
-        says=("`8`",),
-    ),
-    Case(
+    fires(
         "duplicate-gpu",
-        "twice",
-        healthy_facts(environment=showing("1,1")),
-        NO_LAUNCH,
-        says=("`1` twice", "CUDA_VISIBLE_DEVICES=1,1 from the shell's environment"),
+        "`1` twice … CUDA_VISIBLE_DEVICES=1,1 from the shell's environment",
+        launch=NO_LAUNCH,
+        environment=showing("1,1"),
     ),
-    Case(
+    fires(
         "mig-one-per-process",
-        "two ranks",
-        healthy_facts(nvml=SPLIT),
-        healthy_launch(2),
-        says=("2 processes", SLICES[0].uuid, "`ddplaunch run 1 …`", "nvidia-smi -i 0 -mig 0"),
+        f"2 processes … {SLICES[0].uuid} … `ddplaunch run 1 …` … nvidia-smi -i 0 -mig 0",
+        launch=2,
+        nvml=SPLIT,
     ),
 )
 
 SILENT = (
-    Case("more-processes-than-gpus", "on the CPU", launch=dataclasses.replace(ON_CPU, topology=topology(64))),
-    Case("more-processes-than-gpus", "MIG is another check", healthy_facts(nvml=SPLIT), healthy_launch(2)),
-    Case(
-        "more-processes-than-gpus", "bad list is another", healthy_facts(environment=showing("0,9")), healthy_launch(4)
-    ),
-    Case("more-processes-than-gpus", "doctor", healthy_facts(environment=showing("0")), NO_LAUNCH),
-    Case("no-gpu-for-cuda", "on the CPU", healthy_facts(nvml=EMPTY), ON_CPU),
-    Case("no-gpu-for-cuda", "ROCm", healthy_facts(nvml=NO_NVML, torch=healthy_torch(cuda=None, hip="6.2"))),
-    Case("no-gpu-for-cuda", "device nodes without NVML", healthy_facts(nvml=NO_NVML)),
-    Case("visible-devices-unknown", "a good list", healthy_facts(environment=showing("7,0")), NO_LAUNCH),
-    Case("visible-devices-unknown", "hidden on purpose", healthy_facts(environment=showing("-1")), NO_LAUNCH),
-    Case("visible-devices-unknown", "asked for the CPU", healthy_facts(environment=showing("99")), ON_CPU),
-    Case(
+    silent("more-processes-than-gpus", "on the CPU", launch=dataclasses.replace(ON_CPU, topology=topology(64))),
+    silent("more-processes-than-gpus", "MIG is another check", launch=2, nvml=SPLIT),
+    silent("more-processes-than-gpus", "bad list is another", launch=4, environment=showing("0,9")),
+    silent("more-processes-than-gpus", "doctor", launch=NO_LAUNCH, environment=showing("0")),
+    silent("no-gpu-for-cuda", "on the CPU", launch=ON_CPU, nvml=EMPTY),
+    silent("no-gpu-for-cuda", "ROCm", nvml=NO_NVML, torch=healthy_torch(cuda=None, hip="6.2")),
+    silent("no-gpu-for-cuda", "device nodes without NVML", nvml=NO_NVML),
+    silent("visible-devices-unknown", "a good list", launch=NO_LAUNCH, environment=showing("7,0")),
+    silent("visible-devices-unknown", "hidden on purpose", launch=NO_LAUNCH, environment=showing("-1")),
+    silent("visible-devices-unknown", "asked for the CPU", launch=ON_CPU, environment=showing("99")),
+    silent(
         "visible-devices-unknown",
         "--gpus decides",
-        healthy_facts(environment=showing("99")),
-        healthy_launch(2, environment=CHOSEN),
+        launch=healthy_launch(2, environment=CHOSEN),
+        environment=showing("99"),
     ),
-    Case("duplicate-gpu", "asked for the CPU", healthy_facts(environment=showing("1,1")), ON_CPU),
-    Case("duplicate-gpu", "an unknown one is another check", healthy_facts(environment=showing("9")), NO_LAUNCH),
-    Case("mig-one-per-process", "one rank", healthy_facts(nvml=SPLIT), healthy_launch(1)),
-    Case(
-        "mig-one-per-process", "whole GPU named", healthy_facts(nvml=SPLIT, environment=showing("1")), healthy_launch(2)
-    ),
+    silent("duplicate-gpu", "asked for the CPU", launch=ON_CPU, environment=showing("1,1")),
+    silent("duplicate-gpu", "an unknown one is another check", launch=NO_LAUNCH, environment=showing("9")),
+    silent("mig-one-per-process", "one rank", launch=1, nvml=SPLIT),
+    silent("mig-one-per-process", "whole GPU named", launch=2, nvml=SPLIT, environment=showing("1")),
 )
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from ddplaunch.machine.facts import GpuProcess, MigDevice
 from ddplaunch.values.resolved import Resolved, Unavailable
-from tests.checks.cases import NO_LAUNCH, Case, judge
-from tests.checks.healthy import FLAG, GIB, healthy_facts, healthy_launch, healthy_nvml, with_gpu
+from tests.checks.cases import NO_LAUNCH, Case, fires, judge, silent
+from tests.checks.healthy import FLAG, GIB, healthy_launch, healthy_nvml, with_gpu
 
 ON_CPU = healthy_launch(device=Resolved("cpu", FLAG))
 TRAINER = GpuProcess(4242, 60 * GIB, "eve", "python train.py --big", orphan=False)
@@ -26,133 +26,81 @@ def showing(devices: str) -> dict[str, str]:
 HIDES_IT = {"CUDA_VISIBLE_DEVICES": "0,1"}
 
 FIRES = (
-    Case(
+    fires(
         "gpu-busy",
-        "by somebody's training",
-        healthy_facts(nvml=BUSY),
-        says=("GPU 3", "pid 4242 of eve", "`python train.py --big`", "60 GiB", "`ddplaunch run 7 --gpus free:7 …`"),
+        "GPU 3 … pid 4242 of eve … `python train.py --big` … 60 GiB … `ddplaunch run 7 --gpus free:7 …`",
+        nvml=BUSY,
     ),
-    Case("gpu-busy", "doctor looks at all", healthy_facts(nvml=BUSY), NO_LAUNCH, says=("GPU 3", "--gpus free:7")),
-    Case(
+    fires("gpu-busy", "GPU 3 … --gpus free:7", launch=NO_LAUNCH, nvml=BUSY),
+    fires(
         "gpu-busy",
-        "an orphan",
-        healthy_facts(nvml=with_gpu(0, processes=(ORPHAN,), memory_used_bytes=2 * GIB)),
-        says=("orphaned rank of a dead launcher", "`ddplaunch clean` ends the ranks of dead launchers (pid 777)"),
+        "orphaned rank of a dead launcher … `ddplaunch clean` ends the ranks of dead launchers (pid 777)",
+        nvml=with_gpu(0, processes=(ORPHAN,), memory_used_bytes=2 * GIB),
     ),
-    Case(
+    fires(
         "gpu-busy",
-        "somebody else's orphan",
-        healthy_facts(
-            nvml=with_gpu(0, processes=(dataclasses.replace(ORPHAN, user="eve"),), memory_used_bytes=2 * GIB)
-        ),
-        says=("ask eve to run `ddplaunch clean`", "(pid 777)"),
+        "ask eve to run `ddplaunch clean` … (pid 777)",
+        nvml=with_gpu(0, processes=(dataclasses.replace(ORPHAN, user="eve"),), memory_used_bytes=2 * GIB),
     ),
-    Case(
-        "gpu-busy",
-        "the only GPU",
-        healthy_facts(nvml=healthy_nvml(BUSY.gpus[3])),
-        healthy_launch(1),
-        says=("all GPUs are in use; wait or free one",),
-    ),
-    Case(
-        "gpu-busy",
-        "a notebook only warns",
-        healthy_facts(nvml=with_gpu(0, processes=(NOTEBOOK,))),
-        severity="warning",
-        says=("jupyter", "512 MiB"),
-    ),
-    Case(
-        "gpu-busy",
-        "somebody outside of this container",
-        healthy_facts(nvml=with_gpu(2, memory_used_bytes=40 * GIB)),
-        says=("not visible from here (40 GiB)",),
-    ),
-    Case(
+    fires("gpu-busy", "all GPUs are in use; wait or free one", launch=1, nvml=healthy_nvml(BUSY.gpus[3])),
+    fires("gpu-busy", "jupyter … 512 MiB", severity="warning", nvml=with_gpu(0, processes=(NOTEBOOK,))),
+    fires("gpu-busy", "not visible from here (40 GiB)", nvml=with_gpu(2, memory_used_bytes=40 * GIB)),
+    fires(
         "gpu-exclusive-mode",
-        "prohibited",
-        healthy_facts(nvml=with_gpu(1, compute_mode="prohibited")),
-        says=("GPU 1", "prohibited", "nvidia-smi -i 1 -c DEFAULT"),
+        "GPU 1 … prohibited … nvidia-smi -i 1 -c DEFAULT",
+        nvml=with_gpu(1, compute_mode="prohibited"),
     ),
-    Case(
+    fires(
         "gpu-exclusive-mode",
-        "taken",
-        healthy_facts(nvml=with_gpu(1, compute_mode="exclusive process", processes=(TRAINER,))),
-        NO_LAUNCH,
-        says=("exclusive process", "pid 4242"),
+        "exclusive process … pid 4242",
+        launch=NO_LAUNCH,
+        nvml=with_gpu(1, compute_mode="exclusive process", processes=(TRAINER,)),
     ),
-    Case(
-        "gpu-lost",
-        "fell off the bus",
-        healthy_facts(nvml=with_gpu(7, fault="GPU is lost")),
-        says=("GPU 7 of 8", "GPU is lost", "--gpus 0,1,2,3,4,5,6"),
-    ),
-    Case(
-        "gpu-lost",
-        "visible but unused",
-        healthy_facts(nvml=with_gpu(7, fault="GPU is lost")),
-        healthy_launch(4),
-        says=("GPU 7",),
-    ),
-    Case("gpu-lost", "doctor", healthy_facts(nvml=with_gpu(0, fault="Unknown Error")), NO_LAUNCH, says=("GPU 0",)),
-    Case(
+    fires("gpu-lost", "GPU 7 of 8 … GPU is lost … --gpus 0,1,2,3,4,5,6", nvml=with_gpu(7, fault="GPU is lost")),
+    fires("gpu-lost", "GPU 7", launch=4, nvml=with_gpu(7, fault="GPU is lost")),
+    fires("gpu-lost", "GPU 0", launch=NO_LAUNCH, nvml=with_gpu(0, fault="Unknown Error")),
+    fires(
         "gpu-ecc-errors",
-        "three",
-        healthy_facts(nvml=with_gpu(4, ecc_uncorrected=3)),
+        "GPU 4 … 3 uncorrectable ECC errors … --gpu-reset -i 4",
         severity="warning",
-        says=("GPU 4", "3 uncorrectable ECC errors", "--gpu-reset -i 4"),
+        nvml=with_gpu(4, ecc_uncorrected=3),
     ),
-    Case(
-        "gpu-remap-pending",
-        "after a row failed",
-        healthy_facts(nvml=with_gpu(4, remap_pending=True)),
-        severity="warning",
-        says=("GPU 4", "--gpu-reset -i 4"),
-    ),
-    Case(
-        "gpu-remap-failed", "no spare", healthy_facts(nvml=with_gpu(4, remap_failed=True)), says=("GPU 4", "replaced")
-    ),
-    Case(
+    fires("gpu-remap-pending", "GPU 4 … --gpu-reset -i 4", severity="warning", nvml=with_gpu(4, remap_pending=True)),
+    fires("gpu-remap-failed", "GPU 4 … replaced", nvml=with_gpu(4, remap_failed=True)),
+    fires(
         "gpu-recovery-needed",
-        "reset",
-        healthy_facts(nvml=with_gpu(6, recovery_action="reset")),
-        says=("GPU 6", "recovery action reset", "--gpu-reset -i 6"),
+        "GPU 6 … recovery action reset … --gpu-reset -i 6",
+        nvml=with_gpu(6, recovery_action="reset"),
     ),
-    Case(
-        "gpu-recovery-needed",
-        "reboot",
-        healthy_facts(nvml=with_gpu(6, recovery_action="reboot")),
-        NO_LAUNCH,
-        says=("sudo reboot",),
-    ),
-    Case(
+    fires("gpu-recovery-needed", "sudo reboot", launch=NO_LAUNCH, nvml=with_gpu(6, recovery_action="reboot")),
+    fires(
         "gpu-throttled",
-        "too hot",
-        healthy_facts(nvml=with_gpu(2, throttle_reasons=("hardware thermal slowdown",), temperature_c=91)),
+        "GPU 2 … hardware thermal slowdown … 91 °C",
         severity="warning",
-        says=("GPU 2", "hardware thermal slowdown", "91 °C"),
+        nvml=with_gpu(2, throttle_reasons=("hardware thermal slowdown",), temperature_c=91),
     ),
 )
 
 SILENT = (
-    Case("gpu-busy", "not one of ours", healthy_facts(nvml=BUSY), healthy_launch(2)),
-    Case("gpu-busy", "hidden", healthy_facts(nvml=BUSY, environment=showing("4,5")), healthy_launch(2)),
-    Case("gpu-busy", "on the CPU", healthy_facts(nvml=BUSY), ON_CPU),
-    Case(
+    silent("gpu-busy", "not one of ours", launch=2, nvml=BUSY),
+    silent("gpu-busy", "hidden", launch=2, nvml=BUSY, environment=showing("4,5")),
+    silent("gpu-busy", "on the CPU", launch=ON_CPU, nvml=BUSY),
+    silent(
         "gpu-busy",
         "nobody can tell whose instance",
-        healthy_facts(nvml=with_gpu(0, mig_enabled=True, mig_devices=SLICES, processes=(TRAINER,))),
-        NO_LAUNCH,
+        launch=NO_LAUNCH,
+        nvml=with_gpu(0, mig_enabled=True, mig_devices=SLICES, processes=(TRAINER,)),
     ),
-    Case("gpu-busy", "not told", healthy_facts(nvml=with_gpu(0, processes=Unavailable("NVML: Not Supported")))),
-    Case("gpu-exclusive-mode", "and idle", healthy_facts(nvml=with_gpu(1, compute_mode="exclusive process"))),
-    Case("gpu-lost", "hidden", healthy_facts(nvml=with_gpu(7, fault="lost"), environment=HIDES_IT)),
-    Case("gpu-lost", "on the CPU", healthy_facts(nvml=with_gpu(7, fault="lost")), ON_CPU),
-    Case("gpu-ecc-errors", "not one of ours", healthy_facts(nvml=with_gpu(4, ecc_uncorrected=3)), healthy_launch(4)),
-    Case("gpu-ecc-errors", "no ECC", healthy_facts(nvml=with_gpu(4, ecc_uncorrected=Unavailable("Not Supported")))),
-    Case("gpu-remap-pending", "not told", healthy_facts(nvml=with_gpu(4, remap_pending=Unavailable("Not Supported")))),
-    Case("gpu-remap-failed", "not one of ours", healthy_facts(nvml=with_gpu(4, remap_failed=True)), healthy_launch(4)),
-    Case("gpu-recovery-needed", "old driver", healthy_facts(nvml=with_gpu(6, recovery_action=Unavailable("too old")))),
-    Case("gpu-throttled", "not told", healthy_facts(nvml=with_gpu(2, throttle_reasons=Unavailable("Not Supported")))),
+    silent("gpu-busy", "not told", nvml=with_gpu(0, processes=Unavailable("NVML: Not Supported"))),
+    silent("gpu-exclusive-mode", "and idle", nvml=with_gpu(1, compute_mode="exclusive process")),
+    silent("gpu-lost", "hidden", nvml=with_gpu(7, fault="lost"), environment=HIDES_IT),
+    silent("gpu-lost", "on the CPU", launch=ON_CPU, nvml=with_gpu(7, fault="lost")),
+    silent("gpu-ecc-errors", "not one of ours", launch=4, nvml=with_gpu(4, ecc_uncorrected=3)),
+    silent("gpu-ecc-errors", "no ECC", nvml=with_gpu(4, ecc_uncorrected=Unavailable("Not Supported"))),
+    silent("gpu-remap-pending", "not told", nvml=with_gpu(4, remap_pending=Unavailable("Not Supported"))),
+    silent("gpu-remap-failed", "not one of ours", launch=4, nvml=with_gpu(4, remap_failed=True)),
+    silent("gpu-recovery-needed", "old driver", nvml=with_gpu(6, recovery_action=Unavailable("too old"))),
+    silent("gpu-throttled", "not told", nvml=with_gpu(2, throttle_reasons=Unavailable("Not Supported"))),
 )
 
 

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddplaunch.checks.mistakes import CHECKS, needs_of
-from ddplaunch.planning.launch import Needs, Target
-from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, ScriptReport
-from ddplaunch.values.resolved import Resolved, Source
-from tests.checks.cases import found, silent_when_healthy
-from tests.checks.healthy import healthy_facts, healthy_launch, healthy_script, healthy_torch
+from ddplaunch.planning.launch import Launch, Needs, Target
+from ddplaunch.planning.options import Options
+from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, Mistake
+from ddplaunch.values.resolved import Resolved, Source, SourceKind
+from tests.checks.cases import Case, fires, judge, silent
+from tests.checks.healthy import FLAG, healthy_launch, healthy_script, healthy_torch, topology
 from tests.cli.cli_calls import Call, call, folder
 
 __all__ = ["call", "folder"]
 HERE = DeclaredAt("train.py", 7)
-
-
-def test_healthy() -> None:
-    silent_when_healthy(CHECKS)
 
 
 @pytest.mark.parametrize(
@@ -70,52 +70,65 @@ def test_where_cuda_is_used_whatever_happens(text: str, line: int | None) -> Non
     assert needs_of(text, "train.py", [], on_cpu=False).cuda is None
 
 
-def test_a_missing_module_is_refused() -> None:
-    launch = healthy_launch(needs=Needs((("peft", HERE), ("trl", HERE))))
-    finding = found(CHECKS, "module-not-found", launch=launch)
-    assert finding and finding.severity.value == "error" and finding.where == ("train.py:7",)
-    assert finding.what.startswith("train.py imports `peft` and 1 more, which") and "pip install peft`" in finding.fix
+LACKING = healthy_launch(needs=Needs((("peft", HERE), ("trl", HERE))))
+CPU_BUILD = healthy_torch(cuda=None)
 
 
-@pytest.mark.parametrize(
-    ("device", "cuda", "fires"), [("flag", "12.8", True), ("detected", None, True), ("detected", "12.8", False)]
-)
-def test_cuda_is_refused_where_there_is_certainly_none(device: str, cuda: str | None, fires: bool) -> None:
-    launch = healthy_launch(needs=Needs(cuda=HERE), device=Resolved("cpu", Source(device)))  # type: ignore[arg-type]
-    finding = found(CHECKS, "cuda-without-gpus", healthy_facts(torch=healthy_torch(cuda=cuda)), launch)
-    assert (finding is not None) is fires
-    on_gpus = healthy_launch(needs=Needs(cuda=HERE))
-    assert found(CHECKS, "cuda-without-gpus", launch=on_gpus) is None
+def on_cpu(kind: SourceKind) -> Launch:
+    return healthy_launch(needs=Needs(cuda=HERE), device=Resolved("cpu", Source(kind)))
 
 
 OPTIONS = tuple(DeclaredOption((flag,), HERE) for flag in ("--batch-size", "--lr", "-v"))
+READ, PART = healthy_script(options=OPTIONS), healthy_script(options=OPTIONS, complete=False)
+BARE, UNREAD = healthy_script(options=()), healthy_script(options=(), complete=False)
+FIRE = healthy_script(options=(*OPTIONS, DeclaredOption(("--x",), HERE, parser="fire")))
 
 
-@pytest.mark.parametrize(
-    ("args", "script", "fix"),
-    [
-        (("--batch-sizes", "16"), healthy_script(options=OPTIONS), "did you mean `--batch-size`?"),
-        (("--zebra=1",), healthy_script(options=OPTIONS), "`python train.py --help` lists its options"),
-        (("--batch", "16", "--lr=1", "--help", "-5", "--", "--zebra"), healthy_script(options=OPTIONS), None),
-        (("--zebra",), healthy_script(options=OPTIONS, complete=False), None),
-        (("--zebra",), healthy_script(options=()), None),
-        (("--dry-run",), healthy_script(options=OPTIONS), "put `--dry-run` before `--`: it is an option of ddplaunch"),
-        (("--accum=2",), healthy_script(options=()), "put `--accum` before `--`: it is an option of ddplaunch"),
-        (("--accum", "2"), healthy_script(options=(), complete=False), None),
-        (
-            ("--dry-run",),
-            healthy_script(options=OPTIONS, complete=False),
-            "put `--dry-run` before `--`: it is an option of ddplaunch",
-        ),
-        (("--zebra",), healthy_script(options=(*OPTIONS, DeclaredOption(("--x",), HERE, parser="fire"))), None),
-    ],
+def given(args: str) -> Launch:
+    return healthy_launch(target=Target("script", "train.py", tuple(args.split())))
+
+
+def meeting(at: str, launch: Launch | int = 8) -> dict[str, Any]:
+    mistake = Mistake("rendezvous-in-script", HERE, "the_line(corrected)", at)
+    return {"script": healthy_script(mistakes=(mistake,)), "launch": launch}
+
+
+ONE = replace(healthy_launch(1), options=Options(nproc=Resolved(1, FLAG)))
+NAMED = healthy_launch(topology=topology(8, master_port=Resolved(23456, FLAG)))
+CASES = (
+    fires("module-not-found", "train.py imports `peft` and 1 more, which … pip install peft` … py:7", launch=LACKING),
+    silent("module-not-found"),
+    fires("cuda-without-gpus", "train.py:7", launch=on_cpu("flag")),
+    fires("cuda-without-gpus", "train.py:7", launch=on_cpu("detected"), torch=CPU_BUILD),
+    silent("cuda-without-gpus", launch=on_cpu("detected")),
+    silent("cuda-without-gpus", launch=healthy_launch(needs=Needs(cuda=HERE))),
+    fires("script-arguments", "did you mean `--batch-size`?", launch=given("--batch-sizes 16"), script=READ),
+    fires("script-arguments", "`python train.py --help` lists", launch=given("--zebra=1"), script=READ),
+    silent("script-arguments", launch=given("--batch 16 --lr=1 --help -5 -- --zebra"), script=READ),
+    silent("script-arguments", launch=given("--zebra"), script=PART),
+    silent("script-arguments", launch=given("--zebra"), script=BARE),
+    silent("script-arguments", launch=given("--zebra"), script=FIRE),
+    silent("script-arguments", launch=given("--accum 2"), script=UNREAD),
+    fires("script-arguments", "put `--dry-run` before `--`", launch=given("--dry-run"), script=READ),
+    fires("script-arguments", "put `--dry-run` before `--`", "warning", launch=given("--dry-run"), script=PART),
+    fires("script-arguments", "put `--accum` before `--`", "warning", launch=given("--accum=2"), script=BARE),
+    fires("rendezvous-in-script", "at its own MASTER_PORT=12 … the_line(c", "warning", **meeting("MASTER_PORT=12")),
+    fires("rendezvous-in-script", "train.py:7", "warning", **meeting("tcp://127.0.0.1:23456")),
+    silent("rendezvous-in-script", "one process was asked for", **meeting("MASTER_PORT=12355", ONE)),
+    silent("rendezvous-in-script", "the launch has it too", **meeting("tcp://127.0.0.1:23456", NAMED)),
+    silent("rendezvous-in-script", "the launch has it too", **meeting("MASTER_PORT=23456", NAMED)),
 )
-def test_an_argument_that_argparse_will_refuse(args: tuple[str, ...], script: ScriptReport, fix: str | None) -> None:
-    launch = healthy_launch(target=Target("script", "train.py", args))
-    finding = found(CHECKS, "script-arguments", launch=launch, script=script)
-    assert (finding and finding.fix) == fix
-    certain = script.complete and script.options
-    assert finding is None or finding.severity.value == ("error" if certain else "warning")
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_fires_with_words_and_stays_silent_without(case: Case) -> None:
+    judge(case)
+
+
+def test_every_mistake_is_described_with_a_wrong_and_a_corrected_line() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "mistakes.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `([a-z-]+)` \| .+ \| .+ \|$", text.partition("## Found elsewhere")[0], re.M)
+    assert listed == [check.code for check in CHECKS]
 
 
 def test_a_launch_that_cannot_work_is_refused_before_the_start(call: Call, folder: Path) -> None:
@@ -124,4 +137,3 @@ def test_a_launch_that_cannot_work_is_refused_before_the_start(call: Call, folde
     assert said.status == 4 and "error[module-not-found]: doomed.py imports `no_such_module`" in said.err
     wrapped = call("run", "2", "--device", "cpu", "--dry-run", "--", "env", "A=1", "python", "doomed.py")
     assert wrapped.status == 0 and wrapped.err == "", "another interpreter may have it"
-    assert "error[module-not-found]" in call("doctor", "2", "--device", "cpu", "--", "doomed.py").out

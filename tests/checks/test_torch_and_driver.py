@@ -9,7 +9,7 @@ import pytest
 from ddplaunch.checks.torch_and_driver import driver_suffices, runs_on
 from ddplaunch.machine.facts import NOT_ASKED, HostFacts, NvidiaFacts
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
-from tests.checks.cases import NO_LAUNCH, Case, judge
+from tests.checks.cases import NO_LAUNCH, Case, fires, judge, silent
 from tests.checks.healthy import (
     FLAG,
     healthy_facts,
@@ -37,228 +37,164 @@ AMD = healthy_nvml(driver_version="6.12.12", cuda_driver_version=(0, 0), vendor=
 ROCM = healthy_torch(version="2.8.0+rocm6.4", cuda=None, hip="6.4")
 NOT_OURS = dataclasses.replace(AMD, denied=("/dev/kfd", "/dev/dri/renderD128"))
 PLATFORMS = (
-    Case(
-        "torch-cpu-build-on-gpu-machine",
-        "AMD",
-        healthy_facts(torch=CPU_BUILD, nvml=AMD),
-        says=("8 AMD GPUs", "no RCCL", "a ROCm build"),
-    ),
-    Case(
+    fires("torch-cpu-build-on-gpu-machine", "8 AMD GPUs … no RCCL … a ROCm build", torch=CPU_BUILD, nvml=AMD),
+    fires(
         "torch-for-other-gpus",
-        "what pip brings, on AMD",
-        healthy_facts(nvml=AMD),
-        says=("is built for CUDA, and this machine has 8 AMD GPUs", "install a ROCm build", "`--device cpu`"),
+        "is built for CUDA, and this machine has 8 AMD GPUs … install a ROCm build … `--device cpu`",
+        nvml=AMD,
     ),
-    Case(
+    fires(
         "torch-for-other-gpus",
-        "ROCm on NVIDIA",
-        healthy_facts(torch=ROCM),
-        says=("is built for ROCm, and this machine has 8 NVIDIA GPUs", "install a CUDA build"),
+        "is built for ROCm, and this machine has 8 NVIDIA GPUs … install a CUDA build",
+        torch=ROCM,
     ),
-    Case("torch-for-other-gpus", "as it should be", healthy_facts(torch=ROCM, nvml=AMD)),
-    Case("torch-for-other-gpus", "asked for the CPU", healthy_facts(nvml=AMD), ON_CPU),
-    Case("torch-for-other-gpus", "CPU build", healthy_facts(nvml=AMD, torch=CPU_BUILD)),
-    Case("driver-too-old", "AMD's has no CUDA", healthy_facts(nvml=AMD, torch_import=NO_CUDA)),
-    Case(
+    silent("torch-for-other-gpus", "as it should be", torch=ROCM, nvml=AMD),
+    silent("torch-for-other-gpus", "asked for the CPU", launch=ON_CPU, nvml=AMD),
+    silent("torch-for-other-gpus", "CPU build", nvml=AMD, torch=CPU_BUILD),
+    silent("driver-too-old", "AMD's has no CUDA", nvml=AMD, torch_import=NO_CUDA),
+    fires(
         "amd-devices-denied",
-        "groups",
-        healthy_facts(torch=ROCM, nvml=NOT_OURS),
-        says=("may not open /dev/kfd, /dev/dri/renderD128", "`sudo usermod -aG render,video ada`"),
+        "may not open /dev/kfd, /dev/dri/renderD128 … `sudo usermod -aG render,video ada`",
+        torch=ROCM,
+        nvml=NOT_OURS,
     ),
-    Case(
+    fires(
         "amd-devices-denied",
-        "container",
-        healthy_facts(torch=ROCM, nvml=NOT_OURS, host=DOCKER),
-        NO_LAUNCH,
+        "--device=/dev/kfd … getent group render",
+        launch=NO_LAUNCH,
         severity="warning",
-        says=("--device=/dev/kfd", "getent group render"),
+        torch=ROCM,
+        nvml=NOT_OURS,
+        host=DOCKER,
     ),
-    Case("amd-devices-denied", "its own", healthy_facts(torch=ROCM, nvml=AMD)),
-    Case("amd-devices-denied", "asked for the CPU", healthy_facts(torch=ROCM, nvml=NOT_OURS), ON_CPU),
+    silent("amd-devices-denied", "its own", torch=ROCM, nvml=AMD),
+    silent("amd-devices-denied", "asked for the CPU", launch=ON_CPU, torch=ROCM, nvml=NOT_OURS),
 )
 FIRES = (
     *(case for case in PLATFORMS if case.says),
-    Case(
+    fires(
         "torch-missing",
-        "not installed",
-        healthy_facts(torch=Unavailable("torch is not installed in /opt/env/bin/python")),
-        NO_LAUNCH,
-        says=("torch is not installed", "`/opt/env/bin/python -m pip install torch`"),
+        "torch is not installed … `/opt/env/bin/python -m pip install torch`",
+        launch=NO_LAUNCH,
+        torch=Unavailable("torch is not installed in /opt/env/bin/python"),
     ),
-    Case(
+    fires(
         "torch-too-old",
-        "2.3",
-        healthy_facts(torch=healthy_torch(version="2.3.1+cu121")),
-        says=("torch 2.3.1+cu121 is older than 2.4", "`--max-restarts` never"),
+        "torch 2.3.1+cu121 is older than 2.4 … `--max-restarts` never",
+        torch=healthy_torch(version="2.3.1+cu121"),
     ),
-    Case(
-        "torch-too-old",
-        "2.2",
-        healthy_facts(torch=healthy_torch(version="2.2.2+cu121")),
-        says=("2.2.2", "--logs-specs"),
-    ),
-    Case("torch-too-old", "1.13", healthy_facts(torch=healthy_torch(version="1.13.1")), says=("1.13.1",)),
-    Case(
+    fires("torch-too-old", "2.2.2 … --logs-specs", torch=healthy_torch(version="2.2.2+cu121")),
+    fires("torch-too-old", "1.13.1", torch=healthy_torch(version="1.13.1")),
+    fires(
         "torch-import-failed",
-        "a library is missing",
-        healthy_facts(torch_import=Unavailable("`import torch` failed in /opt/env/bin/python: libcudnn.so.9")),
-        NO_LAUNCH,
-        says=("libcudnn.so.9",),
+        "libcudnn.so.9",
+        launch=NO_LAUNCH,
+        torch_import=Unavailable("`import torch` failed in /opt/env/bin/python: libcudnn.so.9"),
     ),
-    Case(
+    fires(
+        "torch-cpu-build-on-gpu-machine", "2.8.0+cpu … 8 NVIDIA GPUs … --device cpu", launch=NO_LAUNCH, torch=CPU_BUILD
+    ),
+    fires("torch-cpu-build-on-gpu-machine", "2.8.0+cpu", launch=FELL_BACK, torch=CPU_BUILD),
+    fires(
         "torch-cpu-build-on-gpu-machine",
-        "doctor, NVML sees eight",
-        healthy_facts(torch=CPU_BUILD),
-        NO_LAUNCH,
-        says=("2.8.0+cpu", "8 NVIDIA GPUs", "--device cpu"),
+        "1 NVIDIA GPU\n",
+        launch=NO_LAUNCH,
+        torch=CPU_BUILD,
+        nvml=NO_NVML,
+        nvidia=dataclasses.replace(NOT_LOADED, pci_gpus=1),
     ),
-    Case(
-        "torch-cpu-build-on-gpu-machine",
-        "the launch fell back",
-        healthy_facts(torch=CPU_BUILD),
-        FELL_BACK,
-        says=("2.8.0+cpu",),
-    ),
-    Case(
-        "torch-cpu-build-on-gpu-machine",
-        "the PCI bus alone knows",
-        healthy_facts(torch=CPU_BUILD, nvml=NO_NVML, nvidia=dataclasses.replace(NOT_LOADED, pci_gpus=1)),
-        NO_LAUNCH,
-        says=("1 NVIDIA GPU\n",),
-    ),
-    Case(
-        "nccl-unavailable",
-        "built without",
-        healthy_facts(torch_import=healthy_torch_import(nccl_available=False)),
-        says=("without NCCL",),
-    ),
-    Case(
+    fires("nccl-unavailable", "without NCCL", torch_import=healthy_torch_import(nccl_available=False)),
+    fires(
         "gpu-arch-not-in-wheel",
-        "one Blackwell among eight, old wheel",
-        healthy_facts(
-            nvml=with_gpu(5, compute_capability=(12, 0), name="NVIDIA RTX 5090"),
-            torch_import=healthy_torch_import(arch_list=("sm_80", "sm_90")),
-        ),
-        says=("RTX 5090", "sm_120", "sm_80 sm_90", "GPU 5"),
+        "RTX 5090 … sm_120 … sm_80 sm_90 … GPU 5",
+        nvml=with_gpu(5, compute_capability=(12, 0), name="NVIDIA RTX 5090"),
+        torch_import=healthy_torch_import(arch_list=("sm_80", "sm_90")),
     ),
-    Case(
+    fires("cuda-unavailable-reason", "8 GPUs … CUDA unknown error … nvidia_uvm", torch_import=NO_CUDA),
+    fires(
         "cuda-unavailable-reason",
-        "CUDA says why",
-        healthy_facts(torch_import=NO_CUDA),
-        says=("8 GPUs", "CUDA unknown error", "nvidia_uvm"),
+        "802 … nvidia-fabricmanager",
+        launch=NO_LAUNCH,
+        torch_import=dataclasses.replace(NO_CUDA, cuda_error="Error 802: system not yet initialized"),
     ),
-    Case(
-        "cuda-unavailable-reason",
-        "fabric manager",
-        healthy_facts(torch_import=dataclasses.replace(NO_CUDA, cuda_error="Error 802: system not yet initialized")),
-        NO_LAUNCH,
-        says=("802", "nvidia-fabricmanager"),
-    ),
-    Case(
-        "driver-too-old",
-        "CUDA 12 wheel, driver for 11.4",
-        healthy_facts(nvml=OLD_DRIVER, torch_import=NOT_ASKED),
-        says=("470.57.02", "11.4", "12.8", "525.60.13"),
-    ),
-    Case(
-        "driver-too-old",
-        "CUDA 13 wheel, driver for 12.8",
-        healthy_facts(torch=healthy_torch(cuda="13.0"), torch_import=NOT_ASKED),
-        says=("580",),
-    ),
-    Case("driver-library-mismatch", "updated", healthy_facts(nvidia=MISMATCH, nvml=NO_NVML), says=("550.90.07",)),
-    Case(
+    fires("driver-too-old", "470.57.02 … 11.4 … 12.8 … 525.60.13", nvml=OLD_DRIVER, torch_import=NOT_ASKED),
+    fires("driver-too-old", "580", torch=healthy_torch(cuda="13.0"), torch_import=NOT_ASKED),
+    fires("driver-library-mismatch", "550.90.07", nvidia=MISMATCH, nvml=NO_NVML),
+    fires(
         "driver-library-mismatch",
-        "NVML broken otherwise",
-        healthy_facts(nvidia=dataclasses.replace(MISMATCH, nvml_error="Unknown Error"), nvml=NO_NVML),
-        NO_LAUNCH,
-        says=("Unknown Error", "nvidia-smi"),
+        "Unknown Error … nvidia-smi",
+        launch=NO_LAUNCH,
+        nvidia=dataclasses.replace(MISMATCH, nvml_error="Unknown Error"),
+        nvml=NO_NVML,
     ),
-    Case(
+    fires("driver-not-loaded", "2 NVIDIA GPUs … modprobe nvidia", launch=NO_LAUNCH, nvidia=NOT_LOADED, nvml=NO_NVML),
+    fires(
         "driver-not-loaded",
-        "no module",
-        healthy_facts(nvidia=NOT_LOADED, nvml=NO_NVML),
-        NO_LAUNCH,
-        says=("2 NVIDIA GPUs", "modprobe nvidia"),
-    ),
-    Case(
-        "driver-not-loaded",
-        "a container only warns",
-        healthy_facts(nvidia=NOT_LOADED, nvml=NO_NVML, host=DOCKER),
-        FELL_BACK,
+        "2 NVIDIA GPUs",
+        launch=FELL_BACK,
         severity="warning",
-        says=("2 NVIDIA GPUs",),
+        nvidia=NOT_LOADED,
+        nvml=NO_NVML,
+        host=DOCKER,
     ),
-    Case(
+    fires("gpus-not-in-container", "docker … --gpus all", nvidia=OUTSIDE, nvml=NO_NVML, host=DOCKER),
+    fires(
         "gpus-not-in-container",
-        "CUDA was asked for",
-        healthy_facts(nvidia=OUTSIDE, nvml=NO_NVML, host=DOCKER),
-        says=("docker", "--gpus all"),
-    ),
-    Case(
-        "gpus-not-in-container",
-        "doctor warns",
-        healthy_facts(nvidia=OUTSIDE, nvml=NO_NVML, host=DOCKER),
-        NO_LAUNCH,
+        "8 NVIDIA GPUs",
+        launch=NO_LAUNCH,
         severity="warning",
-        says=("8 NVIDIA GPUs",),
+        nvidia=OUTSIDE,
+        nvml=NO_NVML,
+        host=DOCKER,
     ),
 )
 
 SILENT = (
     *(case for case in PLATFORMS if not case.says),
-    Case("torch-missing", "not looked at", healthy_facts(torch=NOT_ASKED)),
-    Case("torch-too-old", "2.4 itself", healthy_facts(torch=healthy_torch(version="2.4.0"))),
-    Case("torch-too-old", "2.13 is newer than 2.4", healthy_facts(torch=healthy_torch(version="2.13.0+cpu"))),
-    Case("torch-too-old", "a version of its own", healthy_facts(torch=healthy_torch(version="nightly"))),
-    Case("torch-import-failed", "not asked", healthy_facts(torch_import=NOT_ASKED)),
-    Case("torch-cpu-build-on-gpu-machine", "asked for the CPU", healthy_facts(torch=CPU_BUILD), ON_CPU),
-    Case(
-        "torch-cpu-build-on-gpu-machine", "GPUs hidden", healthy_facts(torch=CPU_BUILD, environment=HIDDEN), NO_LAUNCH
-    ),
-    Case("torch-cpu-build-on-gpu-machine", "no GPU", healthy_facts(torch=CPU_BUILD, nvml=healthy_nvml(gpus=()))),
-    Case(
+    silent("torch-missing", "not looked at", torch=NOT_ASKED),
+    silent("torch-too-old", "2.4 itself", torch=healthy_torch(version="2.4.0")),
+    silent("torch-too-old", "2.13 is newer than 2.4", torch=healthy_torch(version="2.13.0+cpu")),
+    silent("torch-too-old", "a version of its own", torch=healthy_torch(version="nightly")),
+    silent("torch-import-failed", "not asked", torch_import=NOT_ASKED),
+    silent("torch-cpu-build-on-gpu-machine", "asked for the CPU", launch=ON_CPU, torch=CPU_BUILD),
+    silent("torch-cpu-build-on-gpu-machine", "GPUs hidden", launch=NO_LAUNCH, torch=CPU_BUILD, environment=HIDDEN),
+    silent("torch-cpu-build-on-gpu-machine", "no GPU", torch=CPU_BUILD, nvml=healthy_nvml(gpus=())),
+    silent(
         "torch-cpu-build-on-gpu-machine",
         "GPUs of the host, not of this container",
-        healthy_facts(torch=CPU_BUILD, nvml=NO_NVML, nvidia=OUTSIDE),
-        NO_LAUNCH,
+        launch=NO_LAUNCH,
+        torch=CPU_BUILD,
+        nvml=NO_NVML,
+        nvidia=OUTSIDE,
     ),
-    Case("torch-cpu-build-on-gpu-machine", "ROCm", healthy_facts(torch=healthy_torch(cuda=None, hip="6.2"))),
-    Case(
-        "nccl-unavailable",
-        "asked for the CPU",
-        healthy_facts(torch_import=healthy_torch_import(nccl_available=False)),
-        ON_CPU,
+    silent("torch-cpu-build-on-gpu-machine", "ROCm", torch=healthy_torch(cuda=None, hip="6.2")),
+    silent(
+        "nccl-unavailable", "asked for the CPU", launch=ON_CPU, torch_import=healthy_torch_import(nccl_available=False)
     ),
-    Case(
-        "gpu-arch-not-in-wheel",
-        "not the one that is used",
-        healthy_facts(nvml=with_gpu(5, compute_capability=(3, 5))),
-        healthy_launch(4),
-    ),
-    Case(
-        "gpu-arch-not-in-wheel", "ROCm names", healthy_facts(torch_import=healthy_torch_import(arch_list=("gfx90a",)))
-    ),
-    Case("cuda-unavailable-reason", "hidden", healthy_facts(torch_import=NO_CUDA, environment=HIDDEN), NO_LAUNCH),
-    Case("cuda-unavailable-reason", "driver-too-old says it", healthy_facts(torch_import=NO_CUDA, nvml=OLD_DRIVER)),
-    Case("cuda-unavailable-reason", "no GPU", healthy_facts(torch_import=NO_CUDA, nvml=healthy_nvml(gpus=()))),
-    Case(
+    silent("gpu-arch-not-in-wheel", "not the one that is used", launch=4, nvml=with_gpu(5, compute_capability=(3, 5))),
+    silent("gpu-arch-not-in-wheel", "ROCm names", torch_import=healthy_torch_import(arch_list=("gfx90a",))),
+    silent("cuda-unavailable-reason", "hidden", launch=NO_LAUNCH, torch_import=NO_CUDA, environment=HIDDEN),
+    silent("cuda-unavailable-reason", "driver-too-old says it", torch_import=NO_CUDA, nvml=OLD_DRIVER),
+    silent("cuda-unavailable-reason", "no GPU", torch_import=NO_CUDA, nvml=healthy_nvml(gpus=())),
+    silent(
         "driver-too-old",
         "12.8 wheel on a driver for 12.2",
-        healthy_facts(nvml=healthy_nvml(cuda_driver_version=(12, 2)), torch_import=NOT_ASKED),
+        nvml=healthy_nvml(cuda_driver_version=(12, 2)),
+        torch_import=NOT_ASKED,
     ),
-    Case("driver-too-old", "it works all the same (cuda-compat)", healthy_facts(nvml=OLD_DRIVER)),
-    Case("driver-too-old", "CPU build", healthy_facts(nvml=OLD_DRIVER, torch=CPU_BUILD, torch_import=NOT_ASKED)),
-    Case("driver-library-mismatch", "asked for the CPU", healthy_facts(nvidia=MISMATCH), ON_CPU),
-    Case(
+    silent("driver-too-old", "it works all the same (cuda-compat)", nvml=OLD_DRIVER),
+    silent("driver-too-old", "CPU build", nvml=OLD_DRIVER, torch=CPU_BUILD, torch_import=NOT_ASKED),
+    silent("driver-library-mismatch", "asked for the CPU", launch=ON_CPU, nvidia=MISMATCH),
+    silent(
         "driver-library-mismatch",
         "libraries in an image, no GPU",
-        healthy_facts(nvidia=NvidiaFacts(0, None, 0, "Driver Not Loaded"), nvml=NO_NVML),
+        nvidia=NvidiaFacts(0, None, 0, "Driver Not Loaded"),
+        nvml=NO_NVML,
     ),
-    Case("driver-not-loaded", "no GPU", healthy_facts(nvidia=dataclasses.replace(NOT_LOADED, pci_gpus=0))),
-    Case("driver-not-loaded", "asked for the CPU", healthy_facts(nvidia=NOT_LOADED), ON_CPU),
-    Case("gpus-not-in-container", "no container", healthy_facts(nvidia=OUTSIDE)),
-    Case("gpus-not-in-container", "with GPUs", healthy_facts(host=DOCKER)),
+    silent("driver-not-loaded", "no GPU", nvidia=dataclasses.replace(NOT_LOADED, pci_gpus=0)),
+    silent("driver-not-loaded", "asked for the CPU", launch=ON_CPU, nvidia=NOT_LOADED),
+    silent("gpus-not-in-container", "no container", nvidia=OUTSIDE),
+    silent("gpus-not-in-container", "with GPUs", host=DOCKER),
 )
 
 
@@ -271,20 +207,12 @@ def test_python_path_with_a_space_is_quoted() -> None:
     facts = healthy_facts(torch=Unavailable("torch is not installed"))
     assert not isinstance(facts.python, Unavailable)
     facts = dataclasses.replace(facts, python=dataclasses.replace(facts.python, executable="/my env/bin/python"))
-    judge(Case("torch-missing", "space", facts, says=("'/my env/bin/python' -m pip",)))
+    judge(fires("torch-missing", "'/my env/bin/python' -m pip", **vars(facts)))
 
 
 def test_each_gpu_without_kernels_is_named() -> None:
     old = healthy_nvml(healthy_gpu(0, compute_capability=(3, 5)), healthy_gpu(1, compute_capability=(3, 7)))
-    judge(
-        Case(
-            "gpu-arch-not-in-wheel",
-            "two",
-            healthy_facts(nvml=old),
-            NO_LAUNCH,
-            says=("sm_35", "sm_37", "GPU 0", "GPU 1"),
-        )
-    )
+    judge(fires("gpu-arch-not-in-wheel", "sm_35 … sm_37 … GPU 0 … GPU 1", launch=NO_LAUNCH, nvml=old))
 
 
 @pytest.mark.parametrize(

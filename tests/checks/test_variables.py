@@ -2,102 +2,85 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
 import pytest
 
 from ddplaunch.checks.known_variables import INEFFECTIVE, KNOWN
-from ddplaunch.checks.variables import CHECKS, near_miss
+from ddplaunch.checks.variables import near_miss
 from ddplaunch.planning.launch import Variable
 from ddplaunch.planning.options import Options
 from ddplaunch.values.resolved import Resolved, Source
-from tests.checks.cases import NO_LAUNCH, NO_SCRIPT, found, silent_when_healthy
-from tests.checks.healthy import healthy_facts, healthy_launch, healthy_script, healthy_torch, topology
+from tests.checks.cases import NO_LAUNCH, NO_SCRIPT, Case, fires, judge, silent
+from tests.checks.healthy import healthy_launch, healthy_script, healthy_torch, topology
 
-FIRES = [
-    (
-        "leftover-rank-variables",
-        {"RANK": "3", "WORLD_SIZE": "8"},
-        "the launcher's environment has RANK=3, WORLD_SIZE=8",
+
+def exporting(**environment: str) -> dict[str, dict[str, str]]:
+    return {"environment": environment}
+
+
+IN_BOTH = (
+    fires("leftover-rank-variables", "RANK=3, WORLD_SIZE=8", "warning", **exporting(RANK="3", WORLD_SIZE="8")),
+    fires("leftover-rank-variables", "LOCAL_RANK=0", "warning", **exporting(LOCAL_RANK="0")),
+    fires("distributed-debug-detail", "DETAIL", "warning", **exporting(TORCH_DISTRIBUTED_DEBUG="detail")),
+    fires("launch-blocking", "CUDA_LAUNCH_BLOCKING is 1", "warning", **exporting(CUDA_LAUNCH_BLOCKING="1")),
+    *(
+        fires("misspelt-variable", f"did you mean {meant}?", "warning", **exporting(**{typed: "1"}))
+        for typed, meant in (
+            ("NCCL_SOCKET_IFNAMES", "NCCL_SOCKET_IFNAME"),
+            ("NCCL_DEBUGG", "NCCL_DEBUG"),
+            ("CUDA_VISBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+            ("TORCH_NCCL_BLOKING_WAIT", "TORCH_NCCL_BLOCKING_WAIT"),
+            ("NCCL_IB_DISABLED", "NCCL_IB_DISABLE"),
+            ("MASTER_ADDRESS", "MASTER_ADDR"),
+        )
     ),
-    ("leftover-rank-variables", {"LOCAL_RANK": "0"}, "LOCAL_RANK=0"),
-    ("distributed-debug-detail", {"TORCH_DISTRIBUTED_DEBUG": "detail"}, "DETAIL"),
-    ("launch-blocking", {"CUDA_LAUNCH_BLOCKING": "1"}, "CUDA_LAUNCH_BLOCKING is 1"),
-    ("misspelt-variable", {"NCCL_SOCKET_IFNAMES": "eth0"}, "did you mean NCCL_SOCKET_IFNAME?"),
-    ("misspelt-variable", {"NCCL_DEBUGG": "INFO"}, "did you mean NCCL_DEBUG?"),
-    ("misspelt-variable", {"CUDA_VISBLE_DEVICES": "0"}, "did you mean CUDA_VISIBLE_DEVICES?"),
-    ("misspelt-variable", {"TORCH_NCCL_BLOKING_WAIT": "1"}, "did you mean TORCH_NCCL_BLOCKING_WAIT?"),
-    ("misspelt-variable", {"NCCL_IB_DISABLED": "1"}, "did you mean NCCL_IB_DISABLE?"),
-    ("misspelt-variable", {"MASTER_ADDRESS": "10.0.0.1"}, "did you mean MASTER_ADDR?"),
-    ("ineffective-variable", {"NCCL_TIMEOUT": "3600"}, "NCCL_TIMEOUT=3600 has no effect"),
-    ("ineffective-variable", {"NCCL_TREE_THRESHOLD": "0"}, "NCCL_TREE_THRESHOLD=0 has no effect"),
-]
-SILENT = [
-    ("leftover-rank-variables", {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "NODE_RANK": "1"}),
-    ("leftover-rank-variables", {"RANK": "3", "KUBERNETES_SERVICE_HOST": "10.96.0.1"}),
-    ("distributed-debug-detail", {"TORCH_DISTRIBUTED_DEBUG": "INFO"}),
-    ("launch-blocking", {"CUDA_LAUNCH_BLOCKING": "0"}),
-    ("misspelt-variable", {"NCCL_VERSION": "2.27.3-1", "NCCL_DEBUG": "INFO", "CUDA_VERSION": "12.8"}),
-    ("misspelt-variable", {"NCCL_BLOCKING_WAIT": "1", "NCCL_TIMEOUT": "10", "MY_NCCL_DEBUGG": "1"}),
-    ("misspelt-variable", {"CUDA_HOME": "/usr/local/cuda", "CUDA_PATH": "/usr/local/cuda", "NODE_OPTIONS": "-x"}),
-    ("misspelt-variable", {"PYTORCH_VERSION": "2.8.0", "NCCL_MY_PLUGIN_KNOB": "1", "OMP_PROC_BIND": "true"}),
-    ("ineffective-variable", {"NCCL_ALGO": "Ring", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}),
-]
+    fires("ineffective-variable", "NCCL_TIMEOUT=3600 has no effect", "warning", **exporting(NCCL_TIMEOUT="3600")),
+    fires("ineffective-variable", "THRESHOLD=0 has no effect", "warning", **exporting(NCCL_TREE_THRESHOLD="0")),
+)
+MINE = Variable("NCCL_TIMEOUT", "60", Source("flag", "--env-file job.env"), "yours")
+OURS = Variable("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000", Source("default"), "after a timeout")
+BY_ENV = healthy_launch(options=Options(env=(Resolved(("NCCL_TIMEOUT", "60"), Source("flag", "--env")),)))
+SEVERAL = healthy_launch(topology=topology(8, 2))
+ON_CPU = healthy_launch(device=Resolved("cpu", Source("flag")))
+CASES = (
+    fires("ineffective-variable", "--env … drop `NCCL_TIMEOUT=60` from --env", "warning", launch=BY_ENV),
+    fires(
+        "ineffective-variable",
+        "--env-file job.env",
+        "warning",
+        launch=healthy_launch(environment=(MINE, OURS)),
+        torch=healthy_torch(version="2.13.0"),
+    ),
+    fires("infiniband-disabled", "mlx5_0:1 is active", "warning", launch=SEVERAL, **exporting(NCCL_IB_DISABLE="1")),
+    silent("infiniband-disabled", "one node", **exporting(NCCL_IB_DISABLE="1")),
+    silent("infiniband-disabled", launch=SEVERAL, **exporting(NCCL_IB_DISABLE="0")),
+    silent("launch-blocking", launch=ON_CPU, **exporting(CUDA_LAUNCH_BLOCKING="1")),
+    silent("launch-blocking", **exporting(CUDA_LAUNCH_BLOCKING="0")),
+    silent("leftover-rank-variables", **exporting(MASTER_ADDR="10.0.0.1", MASTER_PORT="29500", NODE_RANK="1")),
+    silent("leftover-rank-variables", **exporting(RANK="3", KUBERNETES_SERVICE_HOST="10.96.0.1")),
+    silent("distributed-debug-detail", **exporting(TORCH_DISTRIBUTED_DEBUG="INFO")),
+    silent("misspelt-variable", **exporting(NCCL_VERSION="2.27.3-1", NCCL_DEBUG="INFO", CUDA_VERSION="12.8")),
+    silent("misspelt-variable", **exporting(NCCL_BLOCKING_WAIT="1", NCCL_TIMEOUT="10", MY_NCCL_DEBUGG="1")),
+    silent("misspelt-variable", **exporting(CUDA_HOME="/usr/local/cuda", NODE_OPTIONS="-x", OMP_PROC_BIND="true")),
+    silent("misspelt-variable", **exporting(PYTORCH_VERSION="2.8.0", NCCL_MY_PLUGIN_KNOB="1", CUDA_PATH="/x")),
+    silent("ineffective-variable", **exporting(NCCL_ALGO="Ring", TORCH_NCCL_ASYNC_ERROR_HANDLING="1")),
+    *(
+        silent(code, "the script reads it", script=healthy_script(reads_env=(name,)), **exporting(**{name: "1"}))
+        for code in ("ineffective-variable", "misspelt-variable")
+        for name in ("NCCL_TIMEOUT", "NCCL_SOCKET_IFNAMES", "NCCL_BLOCKING_WAIT")
+    ),
+)
 
 
-@pytest.mark.parametrize(("code", "environment", "words"), FIRES)
-def test_fires_in_a_launch_and_in_doctor(code: str, environment: dict[str, str], words: str) -> None:
-    facts = healthy_facts(environment=environment)
-    for launch, script in ((healthy_launch(), healthy_script()), (NO_LAUNCH, NO_SCRIPT)):
-        finding = found(CHECKS, code, facts, launch, script)
-        assert finding and words in finding.what
-        assert all(name in finding.fix for name in environment)
-
-
-@pytest.mark.parametrize(("code", "environment"), SILENT)
-def test_silent(code: str, environment: dict[str, str]) -> None:
-    assert found(CHECKS, code, healthy_facts(environment=environment)) is None
-
-
-def test_healthy() -> None:
-    silent_when_healthy(CHECKS)
-
-
-@pytest.mark.parametrize("name", ["NCCL_TIMEOUT", "NCCL_SOCKET_IFNAMES", "NCCL_BLOCKING_WAIT"])
-def test_a_name_that_the_script_reads_is_its_own_business(name: str) -> None:
-    facts, script = healthy_facts(environment={name: "1"}), healthy_script(reads_env=(name,))
-    for code in ("ineffective-variable", "misspelt-variable"):
-        assert found(CHECKS, code, facts, script=script) is None
-
-
-def test_env_option_counts_and_says_where() -> None:
-    pair = Resolved(("NCCL_TIMEOUT", "60"), Source("flag", "--env"))
-    launch = healthy_launch(options=Options(env=(pair,)))
-    finding = found(CHECKS, "ineffective-variable", launch=launch)
-    assert finding and finding.where == ("--env",)
-    assert "drop `NCCL_TIMEOUT=60` from --env" in finding.fix
-
-
-def test_env_file_counts_and_what_the_launch_decided_does_not() -> None:
-    mine = Variable("NCCL_TIMEOUT", "60", Source("flag", "--env-file job.env"), "yours")
-    ours = Variable("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000", Source("default"), "after a timeout")
-    launch = healthy_launch(environment=(mine, ours))
-    new = healthy_facts(torch=healthy_torch(version="2.13.0"))
-    finding = found(CHECKS, "ineffective-variable", new, launch)
-    assert finding and finding.where == ("--env-file job.env",)
-
-
-def test_infiniband_disabled_by_hand() -> None:
-    facts = healthy_facts(environment={"NCCL_IB_DISABLE": "1"})
-    several = healthy_launch(topology=topology(8, 2))
-    finding = found(CHECKS, "infiniband-disabled", facts, several)
-    assert finding and "mlx5_0:1 is active" in finding.what
-    assert found(CHECKS, "infiniband-disabled", facts, healthy_launch()) is None
-    assert found(CHECKS, "infiniband-disabled", healthy_facts(environment={"NCCL_IB_DISABLE": "0"}), several) is None
-
-
-def test_launch_blocking_does_not_matter_on_the_cpu() -> None:
-    facts = healthy_facts(environment={"CUDA_LAUNCH_BLOCKING": "1"})
-    launch = healthy_launch(device=Resolved("cpu", Source("flag")))
-    assert found(CHECKS, "launch-blocking", facts, launch) is None
+@pytest.mark.parametrize("case", (*IN_BOTH, *CASES), ids=str)
+def test_fires_with_words_and_stays_silent_without(case: Case) -> None:
+    judge(case)
+    if case in IN_BOTH:
+        judge(replace(case, launch=NO_LAUNCH, script=NO_SCRIPT))
 
 
 def test_the_table_does_not_contradict_itself() -> None:
@@ -107,10 +90,6 @@ def test_the_table_does_not_contradict_itself() -> None:
 
 def test_the_table_knows_what_the_installed_torch_declares() -> None:
     """The header that ships with torch lists what ProcessGroupNCCL reads; a new name would be called misspelt."""
-    import re
-    from importlib.util import find_spec
-    from pathlib import Path
-
     spec = find_spec("torch")
     assert spec and spec.origin
     header = Path(spec.origin).parent / "include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
