@@ -93,22 +93,12 @@ def test_without_a_word_what_was_read_holds() -> None:
     ],
 )
 def test_what_is_said_wins_over_what_was_read(flag: str, value: str, words: tuple[str, ...]) -> None:
-    first = {
-        "batch_option": "--batch-size",
-        "lr_option": "--lr",
-        "accum_option": "--accum",
-        "warmup_option": "--warmup",
-    }
-    at = READ_ARGS.index(first[flag])
+    name = "--" + flag.removesuffix("_option").replace("batch", "batch-size")
+    at = READ_ARGS.index(name)
     others = READ_ARGS[:at] + READ_ARGS[at + 2 :]
     result = passed(said(**{flag: value}))
     assert sorted(result) == sorted(others + words)
     assert not words or result[result.index(words[0]) + 1] == words[1]
-
-
-AMBIGUOUS = ScriptReport(
-    "train.py", (option("--a"), option("--b")), ambiguous=(("total_batch_size", ("--a", "--b")), ("lr", ("--a", "--b")))
-)
 
 
 def test_an_option_that_is_declared_in_two_places_is_passed_once() -> None:
@@ -117,37 +107,28 @@ def test_an_option_that_is_declared_in_two_places_is_passed_once() -> None:
 
 
 def test_an_ambiguity_is_resolved_with_what_was_read_of_it() -> None:
-    understood = understood_as_said(AMBIGUOUS, said(batch_option="--b"), TRAIN)
+    of_both = (("total_batch_size", ("--a", "--b")), ("lr", ("--a", "--b")))
+    script = ScriptReport("train.py", (option("--a"), option("--b")), ambiguous=of_both)
+    understood = understood_as_said(script, said(batch_option="--b"), TRAIN)
     assert isinstance(understood, ScriptReport)
     assert [each.meaning for each in understood.options] == [None, "total_batch_size"]
-    assert understood.ambiguous == (("lr", ("--a", "--b")),)
+    assert understood.ambiguous == of_both[1:]
 
 
 @pytest.mark.parametrize(
-    ("value", "what", "fix"),
+    ("value", "fix"),
     [
-        ("--batchsize", "train.py declares no option `--batchsize` that takes", "name one of those"),
-        (
-            "--q:total",
-            "train.py declares no option `--q` that takes",
-            "put `{batch_size}` where it belongs after `--`",
-        ),
-        ("amp", "train.py declares no option `amp` that takes", "put `{batch_size}` where it belongs after `--`"),
-        ("sizes", "train.py declares no option `sizes` that takes", "put `{batch_size}` where it belongs after `--`"),
+        ("--batchsize", "name one of those"),
+        *((value, "put `{batch_size}` where it belongs after `--`") for value in ("--q:total", "amp", "sizes")),
     ],
 )
-def test_an_option_that_cannot_take_a_number_is_refused(value: str, what: str, fix: str) -> None:
+def test_an_option_that_cannot_take_a_number_is_refused_with_those_that_can(value: str, fix: str) -> None:
     with pytest.raises(UsageError) as caught:
         understood_as_said(READ, said(batch_option=value), TRAIN)
     finding = caught.value.findings[0]
-    assert finding.code == "script-option-unknown"
-    assert what in finding.what and fix in finding.fix
-
-
-def test_the_refusal_names_what_there_is() -> None:
-    with pytest.raises(UsageError) as caught:
-        understood_as_said(READ, said(lr_option="--q"), TRAIN)
-    assert caught.value.findings[0].why == (
+    assert finding.code == "script-option-unknown" and fix in finding.fix
+    assert f"train.py declares no option `{value.partition(':')[0]}` that takes" in finding.what
+    assert finding.why == (
         "it declares `--batch-size`, `--images`, `--lr`, `--head-lr`, `--accum`, `--micro-steps`, `--warmup`"
     )
 

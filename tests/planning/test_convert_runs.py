@@ -21,17 +21,15 @@ line = repr((sys.argv[1:], [os.environ.get(name) for name in names])) + "\\n"
 os.write(os.open("ranks.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND), line.encode())
 """
 SCRIPTS = {
-    "options in a variable": 'N=${1:-2}\nD="--nproc_per_node $N \\\n --node_rank 0"\ntorchrun $D train.py "$@"\n',
-    "an array of arguments": 'A=(--lr 1 "a b")\nMODE=x torchrun --nproc_per_node=2 train.py "${A[@]}" \'{lr}\'\n',
+    "options and arguments in variables": 'N=${1:-2}\nD="--nproc_per_node $N \\\n --node_rank 0"\nA=(--lr 1 "a b")\n'
+    'MODE=x torchrun $D train.py "${A[@]}" \'{lr}\' "$@"\n',
     "launch": "export MODE=y\npython -m torch.distributed.launch --nproc_per_node=2 train.py --x 1 > log 2>&1\n",
     "a port that others have": "export MASTER_PORT=TAKEN\ntorchrun --standalone --nproc_per_node=2 train.py --y\n",
-    "a port and a wrapper": "$WRAPPER torchrun --nproc_per_node 2 --master_port PORT train.py --y\n",
-    "a size of a sourced file": '. ./sizes.sh\ntorchrun --nproc_per_node $N $(dirname "$0")/train.py -c=$1 ${@:2}\n',
-    "eval and a here-document": 'cat > inner.sh <<END\ntorchrun --nproc_per_node=2 train.py \\$1 "$1"\nEND\n'
-    "eval bash inner.sh x\n",
-    "all words of a function": 'go() { PYTHONPATH="$(pwd)":$PYTHONPATH torchrun --nproc_per_node=$N "$@"; }\n'
-    'N=2\ngo train.py "a b"\n',
-    "a function in a loop": 'go() { torchrun --nproc_per_node=1 "$@"; }\nfor i in 1 2; do go train.py --i $i; done\n',
+    "a port, a wrapper and a sourced size": ". ./sizes.sh\n"
+    '$WRAPPER torchrun --nproc_per_node $N --master_port PORT $(dirname "$0")/train.py -c=$1 ${@:2}\n',
+    "eval, a here-document, a function in a loop": "cat > inner.sh <<END\n"
+    'go() { PYTHONPATH="\\$(pwd)":\\$PYTHONPATH torchrun --nproc_per_node=1 "\\$@"; }\n'
+    'for i in 1 2; do go train.py --i \\$i "a b" \\$1 "$1"; done\nEND\neval bash inner.sh x\n',
 }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shlex
 import stat
 import subprocess
@@ -13,96 +15,75 @@ import pytest
 from ddplaunch.planning.convert.shell_script import sites_of
 from ddplaunch.planning.convert.translation import changed
 from tests.cli.cli_calls import Call, call, folder
-from tests.hosts.launching import ddplaunch
 
 __all__ = ["call", "folder"]
 
+#: Scripts, with what becomes of a part where it stands: ⟦before → after⟧.
 CONVERTED = [
+    "⟦torchrun --nproc_per_node=$N \\\n  → ddplaunch run $N --⟧ train.py \\\n  --lr 1 # x",
+    '⟦torchrun → ddplaunch run 1 --⟧ train.py "$@" > log 2>&1 &',
+    "A=1 B=$C exec ⟦torchrun → ddplaunch run 1 --⟧ train.py",
+    "S=train.py\n⟦torchrun → ddplaunch run 1 --⟧ $S",
+    ". ./size.sh\nS=train\n⟦torchrun --nproc_per_node=$N → ddplaunch run $N -- python -u⟧ $S",
+    "S=train\n⟦torchrun → ddplaunch run 1 -- python -u⟧ $S",
+    'D="--nproc_per_node $N"\n⟦torchrun $D → ddplaunch run $N --⟧ t.py',
+    "D=(--nproc_per_node 2)\n⟦torchrun ${D[@]} → ddplaunch run 2 --⟧ t.py",
+    'D=(--nproc_per_node 2)\n⟦torchrun "${D[@]}" → ddplaunch run 2 --⟧ t.py',
+    "NODES=1\n⟦torchrun --nnodes $NODES → ddplaunch run 1 --⟧ t.py",
+    'bash -c "⟦torchrun → ddplaunch run 1 --⟧ t.py $1"',
+    'docker run img bash -c "⟦torchrun → ddplaunch run 1 --⟧ t.py"',
+    "bash -lc 'cd a && ⟦torchrun → ddplaunch run 1 --⟧ t.py'",
     (
-        "torchrun --nproc_per_node=$N \\\n  train.py \\\n  --lr 1 # x\n",
-        "ddplaunch run $N -- train.py \\\n  --lr 1 # x\n",
+        "srun ⟦-N 1 -n 2 → --nodes=1 --ntasks-per-node=1 --ntasks=1 ddplaunch run 2 --⟧ apptainer exec a.sif "
+        'bash -c "python t.py $X"'
     ),
-    ('torchrun train.py "$@" > log 2>&1 &\n', 'ddplaunch run 1 -- train.py "$@" > log 2>&1 &\n'),
-    ("A=1 B=$C exec torchrun train.py\n", "A=1 B=$C exec ddplaunch run 1 -- train.py\n"),
-    ("S=train.py\ntorchrun $S\n", "S=train.py\nddplaunch run 1 -- $S\n"),
+    "eval '⟦torchrun → ddplaunch run 1 --⟧ t.py $1'",
+    "cat <<EOF >job\n⟦torchrun → ddplaunch run 1 --⟧ t.py \\$1\nEOF",
+    "f() {\n  if x; then ⟦torchrun → ddplaunch run 1 --⟧ t.py; fi\n}",
+    "for i in 1 2; do ⟦torchrun → ddplaunch run 1 --⟧ t.py $i | tee a; done",
+    "⟦torchrun t.py {lr} → ddplaunch run 1 -- t.py {{lr}}⟧",
+    "⟦torchrun → ddplaunch run 1 --⟧ t.py ${lr}",
+    "⟦$(which torchrun) → ddplaunch run 1 --⟧ t.py",
+    "$PYTHON -m ⟦torch.distributed.run → ddplaunch run 1 --⟧ t.py",
     (
-        ". ./size.sh\nS=train\ntorchrun --nproc_per_node=$N $S\n",
-        ". ./size.sh\nS=train\nddplaunch run $N -- python -u $S\n",
+        "⟦torchrun --nnodes $N --rdzv_endpoint $HOST:29500 → ddplaunch run 1 --nnodes $N --master-addr "
+        '"$HOST" --master-port 29500 --⟧ t.py'
     ),
-    ("S=train\ntorchrun $S\n", "S=train\nddplaunch run 1 -- python -u $S\n"),
-    ('D="--nproc_per_node $N"\ntorchrun $D t.py\n', 'D="--nproc_per_node $N"\nddplaunch run $N -- t.py\n'),
-    ("D=(--nproc_per_node 2)\ntorchrun ${D[@]} t.py\n", "D=(--nproc_per_node 2)\nddplaunch run 2 -- t.py\n"),
-    ('D=(--nproc_per_node 2)\ntorchrun "${D[@]}" t.py\n', "D=(--nproc_per_node 2)\nddplaunch run 2 -- t.py\n"),
-    ("NODES=1\ntorchrun --nnodes $NODES t.py\n", "NODES=1\nddplaunch run 1 -- t.py\n"),
-    ('bash -c "torchrun t.py $1"\n', 'bash -c "ddplaunch run 1 -- t.py $1"\n'),
-    ('docker run img bash -c "torchrun t.py"\n', 'docker run img bash -c "ddplaunch run 1 -- t.py"\n'),
-    ("bash -lc 'cd a && torchrun t.py'\n", "bash -lc 'cd a && ddplaunch run 1 -- t.py'\n"),
+    "⟦accelerate launch --num_processes $((N * 8)) --num_machines 1 → ddplaunch run $((N * 8)) --⟧ t.py",
+    'go() { ⟦torchrun --nproc_per_node 2 → ddplaunch run 2 --⟧ "$@"; }\ngo t.py --x',
     (
-        'srun -N 1 -n 2 apptainer exec a.sif bash -c "python t.py $X"\n',
-        "srun --nodes=1 --ntasks-per-node=1 --ntasks=1 "
-        'ddplaunch run 2 -- apptainer exec a.sif bash -c "python t.py $X"\n',
-    ),
-    ("eval 'torchrun t.py $1'\n", "eval 'ddplaunch run 1 -- t.py $1'\n"),
-    ("cat <<EOF >job\ntorchrun t.py \\$1\nEOF\n", "cat <<EOF >job\nddplaunch run 1 -- t.py \\$1\nEOF\n"),
-    ("f() {\n  if x; then torchrun t.py; fi\n}\n", "f() {\n  if x; then ddplaunch run 1 -- t.py; fi\n}\n"),
-    (
-        "for i in 1 2; do torchrun t.py $i | tee a; done\n",
-        "for i in 1 2; do ddplaunch run 1 -- t.py $i | tee a; done\n",
-    ),
-    ("torchrun t.py {lr}\n", "ddplaunch run 1 -- t.py {{lr}}\n"),
-    ("torchrun t.py ${lr}\n", "ddplaunch run 1 -- t.py ${lr}\n"),
-    ("$(which torchrun) t.py\n", "ddplaunch run 1 -- t.py\n"),
-    ("$PYTHON -m torch.distributed.run t.py\n", "$PYTHON -m ddplaunch run 1 -- t.py\n"),
-    (
-        "torchrun --nnodes $N --rdzv_endpoint $HOST:29500 t.py\n",
-        'ddplaunch run 1 --nnodes $N --master-addr "$HOST" --master-port 29500 -- t.py\n',
+        "srun -p x ⟦--ntasks=$G --ntasks-per-node=${P} --cpus-per-task=$C python -u → --nodes=$((G / P)) "
+        "--ntasks-per-node=1 --ntasks=$((G / P)) --cpus-per-task=$((C * P)) ddplaunch run ${P} --⟧ t.py"
     ),
     (
-        "accelerate launch --num_processes $((N * 8)) --num_machines 1 t.py\n",
-        "ddplaunch run $((N * 8)) -- t.py\n",
+        "srun -p x ⟦--ntasks=$G --ntasks-per-node=4 ${SRUN_ARGS} → ${SRUN_ARGS} --nodes=$((G / 4)) "
+        "--ntasks-per-node=1 --ntasks=$((G / 4)) ddplaunch run 4 --⟧ ${RUN_COMMAND} $X"
+    ),
+    "eval ⟦torchrun → ddplaunch run 1 --⟧ t.py --x",
+    "B=deepspeed\n⟦torchrun → ddplaunch run 1 --⟧ t.py --backend $B",
+    'G=1\nG=$1\nD="--nproc_per_node $G"\n⟦torchrun $D → ddplaunch run $G --⟧ t.py',
+    "$MAYBE ⟦torchrun → ddplaunch run 1 --⟧ t.py --x",
+    (
+        "#SBATCH --ntasks-per-node=8\n#SBATCH -N 2 -c 4\n\nsrun -l ⟦python -u → --ntasks-per-node=1 "
+        '--ntasks="$SLURM_JOB_NUM_NODES" --cpus-per-task=32 ddplaunch run 8 --⟧ t.py --x'
     ),
     (
-        'go() { torchrun --nproc_per_node 2 "$@"; }\ngo t.py --x\n',
-        'go() { ddplaunch run 2 -- "$@"; }\ngo t.py --x\n',
+        "#SBATCH --ntasks-per-node=8 # GPUs\nsrun --nodes=2 ⟦--ntasks=8 python → --ntasks-per-node=1 "
+        "--ntasks=2 ddplaunch run 4 --⟧ t.py"
     ),
+    "xargs -n1 ⟦torchrun → ddplaunch run 1 --⟧ t.py < list",
     (
-        "srun -p x --ntasks=$G --ntasks-per-node=${P} --cpus-per-task=$C python -u t.py\n",
-        "srun -p x --nodes=$((G / P)) --ntasks-per-node=1 --ntasks=$((G / P)) --cpus-per-task=$((C * P)) "
-        "ddplaunch run ${P} -- t.py\n",
-    ),
-    (
-        "srun -p x --ntasks=$G --ntasks-per-node=4 ${SRUN_ARGS} ${RUN_COMMAND} $X\n",
-        "srun -p x ${SRUN_ARGS} --nodes=$((G / 4)) --ntasks-per-node=1 --ntasks=$((G / 4)) "
-        "ddplaunch run 4 -- ${RUN_COMMAND} $X\n",
-    ),
-    ("eval torchrun t.py --x\n", "eval ddplaunch run 1 -- t.py --x\n"),
-    ("B=deepspeed\ntorchrun t.py --backend $B\n", "B=deepspeed\nddplaunch run 1 -- t.py --backend $B\n"),
-    (
-        'G=1\nG=$1\nD="--nproc_per_node $G"\ntorchrun $D t.py\n',
-        'G=1\nG=$1\nD="--nproc_per_node $G"\nddplaunch run $G -- t.py\n',
-    ),
-    ("$MAYBE torchrun t.py --x\n", "$MAYBE ddplaunch run 1 -- t.py --x\n"),
-    (
-        "#SBATCH --ntasks-per-node=8\n#SBATCH -N 2 -c 4\n\nsrun -l python -u t.py --x\n",
-        "#SBATCH --ntasks-per-node=8\n#SBATCH -N 2 -c 4\n\n"
-        'srun -l --ntasks-per-node=1 --ntasks="$SLURM_JOB_NUM_NODES" --cpus-per-task=32 ddplaunch run 8 -- t.py --x\n',
-    ),
-    (
-        "#SBATCH --ntasks-per-node=8 # GPUs\nsrun --nodes=2 --ntasks=8 python t.py\n",
-        "#SBATCH --ntasks-per-node=8 # GPUs\nsrun --nodes=2 --ntasks-per-node=1 --ntasks=2 ddplaunch run 4 -- t.py\n",
-    ),
-    ("xargs -n1 torchrun t.py < list\n", "xargs -n1 ddplaunch run 1 -- t.py < list\n"),
-    (
-        "python -m torch.distributed.launch --nproc_per_node 2 t.py --x\n",
-        "ddplaunch run 2 -- t.py '--local-rank=${local_rank}' --x\n",
+        "⟦python -m torch.distributed.launch --nproc_per_node 2 t.py → ddplaunch run 2 -- t.py "
+        "'--local-rank=${local_rank}'⟧ --x"
     ),
 ]
 
 
-@pytest.mark.parametrize(("script", "expected"), CONVERTED)
-def test_a_script(script: str, expected: str) -> None:
-    data = f"#!/bin/bash\n{script}".encode()
-    assert changed(data, sites_of(data)).decode() == f"#!/bin/bash\n{expected}"
+@pytest.mark.parametrize("marked", CONVERTED)
+def test_a_script(marked: str) -> None:
+    before, after = (re.sub("⟦(.*?) → (.*?)⟧", side, f"{marked}\n", flags=re.DOTALL) for side in (r"\g<1>", r"\g<2>"))
+    data = f"#!/bin/bash\n{before}".encode()
+    assert changed(data, sites_of(data)).decode() == f"#!/bin/bash\n{after}"
 
 
 @pytest.mark.parametrize(
@@ -151,12 +132,6 @@ def test_what_is_no_launch_is_left_alone(script: str) -> None:
 def test_a_broken_script_is_converted_where_it_is_whole() -> None:
     data = b"torchrun a.py\n" + b"if [ x; then (( \n" * 3 + b"torchrun b.py\n"
     assert changed(data, sites_of(data)).startswith(b"ddplaunch run 1 -- a.py\n")
-
-
-def test_a_here_document_elsewhere_is_no_blank_to_fill_in() -> None:
-    sites = sites_of(b'torchrun "${A[@]}" t.py\ncat <<EOF > x\nhi\nEOF\nif then fi ((\n')
-    assert [site.line for site in sites if "<EOF >" in site.said.unknown[0].what] == []
-    assert any(site.line == 1 for site in sites)
 
 
 def test_what_no_grammar_takes_is_said_once_where_it_stays() -> None:
@@ -227,23 +202,18 @@ def test_a_line_in_a_shell_that_exports_a_port(call: Call, monkeypatch: pytest.M
     assert call("convert", "--", "torchrun", "train.py").out == "ddplaunch run 1 --master-port 0 -- train.py\n"
 
 
-@pytest.mark.parametrize("content", [b"\x7fELF\0\0", None])
-def test_what_is_no_script_is_said(call: Call, folder: Path, content: bytes | None) -> None:
-    if content is not None:
-        (folder / "x.sh").write_bytes(content)
-    said = call("convert", "x.sh")
-    assert said.status == 2 and "error[file-not-readable]" in said.err
-
-
 @pytest.mark.parametrize(
-    ("name", "text", "what"),
+    ("name", "content", "what"),
     [
-        ("app.py", "from torchx.components import dist\n", "`app.py` is a program of Python"),
-        ("a.yaml", "distributed_type: MULTI_GPU\nnum_processes: 2\n", "there is no launcher in `a.yaml`"),
+        ("x.sh", b"\x7fELF\0\0", "error[file-not-readable]"),
+        ("none.sh", None, "error[file-not-readable]"),
+        ("app.py", b"from torchx.components import dist\n", "`app.py` is a program of Python"),
+        ("a.yaml", b"distributed_type: MULTI_GPU\n", "there is no launcher in `a.yaml`"),
     ],
 )
-def test_other_files_hold_no_launch(call: Call, folder: Path, name: str, text: str, what: str) -> None:
-    (folder / name).write_text(text)
+def test_other_files_hold_no_launch(call: Call, folder: Path, name: str, content: bytes | None, what: str) -> None:
+    if content is not None:
+        (folder / name).write_bytes(content)
     said = call("convert", name)
     assert said.status == 2 and what in said.err
 
@@ -264,13 +234,14 @@ def test_the_diff_and_the_change(call: Call, folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["old.sh", "old.sh.orig", "train.py"]
 
 
-def from_stdin(folder: Path, data: bytes) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(ddplaunch("convert", "-"), input=data, capture_output=True, cwd=folder, check=False)
-
-
-def test_a_script_on_stdin(folder: Path) -> None:
-    script = b"set -e\ntorchrun --nproc_per_node=4 train.py\n"
-    seen = from_stdin(folder, script)
-    assert seen.returncode == 0 and b"+ddplaunch run 4 -- train.py\n" in seen.stdout, seen.stderr
-    refused = from_stdin(folder, b"\0")
-    assert refused.returncode == 2 and b"`stdin` is not text" in refused.stderr
+def test_a_script_on_stdin(call: Call, folder: Path) -> None:
+    for data, status, says in (
+        (b"set -e\ntorchrun --nproc_per_node=4 train.py\n", 0, "+ddplaunch run 4 -- train.py\n"),
+        (b"\0", 2, "`stdin` is not text"),
+    ):
+        (folder / "typed").write_bytes(data)
+        with (folder / "typed").open() as typed, os.fdopen(os.dup(0)) as before:
+            os.dup2(typed.fileno(), 0)
+            said = call("convert", "-")
+            os.dup2(before.fileno(), 0)
+        assert said.status == status and says in said.out + said.err

@@ -16,7 +16,7 @@ from tests.checks.healthy import healthy_facts, healthy_network, healthy_nvml
 from tests.planning.test_resolve import decide as resolved
 from tests.planning.test_topology import said
 
-FLAG = Source("flag")
+BY_ENV = Source("flag", "--env")
 
 
 def decide(options: Options | None = None, facts: Facts | None = None, **changes: Any) -> dict[str, Variable]:
@@ -37,6 +37,40 @@ def test_a_gpu_launch_gets_what_debugging_needs() -> None:
     assert found["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"].value == "/runs/run-1/flight-recorder-rank-", "its torch is 2.8"
     assert "NCCL_IB_DISABLE" not in found, "an InfiniBand port is up"
     assert "CUDA_VISIBLE_DEVICES" not in found, "nobody asked for particular GPUs"
+    assert "GLOO_SOCKET_IFNAME" not in found, "one node needs no interface"
+    of_cpus = decide(said(device="cpu"))
+    assert of_cpus["CUDA_VISIBLE_DEVICES"].value == ""
+    assert not any(name.startswith(("NCCL", "TORCH")) for name in of_cpus)
+
+
+STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+CHOSEN = select("3,1", healthy_nvml(), None, frozenset(), None)
+
+
+@pytest.mark.parametrize(
+    ("options", "changes", "name", "value"),
+    [
+        ({"nproc": "64"}, {}, "OMP_NUM_THREADS", "1"),
+        ({}, {"facts": healthy_facts(cpu=Unavailable("no /proc"))}, "OMP_NUM_THREADS", None),
+        ({"gpus": "3,1"}, {"selection": CHOSEN}, "CUDA_VISIBLE_DEVICES", "3,1"),
+        ({"max_restarts": 3}, {}, STORE, "1"),
+        ({"max_restarts": 0}, {}, STORE, None),
+        ({}, {"environ": {"NCCL_DEBUG": "INFO"}}, "NCCL_DEBUG", "INFO"),
+        ({"nccl_debug": "TRACE"}, {"environ": {"NCCL_DEBUG": "INFO"}}, "NCCL_DEBUG", "TRACE"),
+        ({"nccl_debug": "TRACE"}, {"pairs": (("NCCL_DEBUG", "WARN", BY_ENV),)}, "NCCL_DEBUG", "WARN"),
+        ({}, {"pairs": (("WANDB_MODE", "offline", BY_ENV),)}, "WANDB_MODE", "offline"),
+        ({"socket_ifname": "eth0"}, {}, "GLOO_SOCKET_IFNAME", "eth0"),
+        ({"socket_ifname": "=eth0"}, {}, "GLOO_SOCKET_IFNAME", "eth0"),
+        ({"socket_ifname": "=eth0"}, {}, "NCCL_SOCKET_IFNAME", "=eth0"),
+        ({"socket_ifname": "^docker0,lo"}, {}, "GLOO_SOCKET_IFNAME", None),
+        ({}, {"environ": {"PET_NNODES": "4", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}}, "PET_NNODES", None),
+    ],
+)
+def test_one_variable(options: dict[str, Any], changes: dict[str, Any], name: str, value: str | None) -> None:
+    found = decide(said(**{"nproc": "4", **options}), **changes)
+    assert (found[name].value if name in found else None) == value
+    if changes.get("environ", {}).get(name) == value:
+        assert name not in found or found[name].source.kind == "environment"
 
 
 @pytest.mark.parametrize(
@@ -57,15 +91,6 @@ def test_the_flight_recorder_is_set_by_the_names_of_this_torch(torch: str | None
         assert (buffer in theirs) == (old == buffer), "the user's other name keeps its value"
 
 
-def test_more_processes_than_cpus_leave_one_thread_each() -> None:
-    assert decide(said(nproc="64"))["OMP_NUM_THREADS"].value == "1"
-
-
-def test_without_a_count_of_cpus_nothing_is_guessed() -> None:
-    facts = healthy_facts(cpu=Unavailable("no /proc"))
-    assert "OMP_NUM_THREADS" not in decide(facts=facts)
-
-
 @pytest.mark.parametrize(
     ("ports", "reason"),
     [((), "no InfiniBand device"), ((InfinibandPort("mlx5_0", 1, "DOWN", "InfiniBand"),), "no InfiniBand port is up")],
@@ -73,19 +98,6 @@ def test_without_a_count_of_cpus_nothing_is_guessed() -> None:
 def test_infiniband_is_disabled_where_none_is_up(ports: tuple[InfinibandPort, ...], reason: str) -> None:
     variable = decide(facts=healthy_facts(network=healthy_network(infiniband=ports)))["NCCL_IB_DISABLE"]
     assert variable.value == "1" and reason in variable.reason
-
-
-def test_what_the_user_exported_wins_and_is_shown_as_theirs() -> None:
-    variable = decide(environ={"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "7"})["NCCL_DEBUG"]
-    assert (variable.value, variable.source.kind) == ("INFO", "environment")
-
-
-def test_a_flag_outranks_the_environment_and_env_outranks_both() -> None:
-    options = said(nccl_debug="TRACE")
-    assert decide(options, environ={"NCCL_DEBUG": "INFO"})["NCCL_DEBUG"].value == "TRACE"
-    pairs = (("NCCL_DEBUG", "VERSION", Source("flag", "--env")), ("WANDB_MODE", "offline", Source("flag", "--env")))
-    found = decide(options, pairs=pairs)
-    assert (found["NCCL_DEBUG"].value, found["WANDB_MODE"].value) == ("VERSION", "offline")
 
 
 def test_the_interface_on_the_route_is_named_to_nccl_exactly_and_to_gloo() -> None:
@@ -96,35 +108,5 @@ def test_the_interface_on_the_route_is_named_to_nccl_exactly_and_to_gloo() -> No
     assert "10.0.0.1" in found["NCCL_SOCKET_IFNAME"].reason
 
 
-@pytest.mark.parametrize(("asked", "gloo"), [("eth0", "eth0"), ("=eth0", "eth0"), ("^docker0,lo", None)])
-def test_an_interface_in_nccls_spelling_reaches_gloo_in_its_own(asked: str, gloo: str | None) -> None:
-    found = decide(said(socket_ifname=asked))
-    assert found["NCCL_SOCKET_IFNAME"].value == asked
-    assert (found["GLOO_SOCKET_IFNAME"].value if "GLOO_SOCKET_IFNAME" in found else None) == gloo
-
-
-def test_one_node_needs_no_interface() -> None:
-    assert "GLOO_SOCKET_IFNAME" not in decide()
-
-
-def test_a_cpu_launch_hides_the_gpus_and_says_nothing_to_nccl() -> None:
-    found = decide(said(device="cpu"))
-    assert found["CUDA_VISIBLE_DEVICES"].value == ""
-    assert not any(name.startswith(("NCCL", "TORCH")) for name in found)
-
-
-def test_chosen_gpus_are_passed_on_in_order() -> None:
-    selection = select("3,1", healthy_nvml(), None, frozenset(), None)
-    assert decide(said(gpus="3,1"), selection=selection)["CUDA_VISIBLE_DEVICES"].value == "3,1"
-
-
-def test_restarts_get_a_store_of_their_own() -> None:
-    name = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-    assert decide(said(max_restarts=3))[name].value == "1"
-    assert name not in decide(said(max_restarts=0))
-
-
-def test_stale_torchrun_variables_are_taken_away_except_an_operators() -> None:
-    environ = {"PET_NNODES": "4"}
-    assert decide(environ=environ)["PET_NNODES"].value is None
-    assert "PET_NNODES" not in decide(environ={**environ, "KUBERNETES_SERVICE_HOST": "10.0.0.1"})
+def test_stale_torchrun_variables_are_taken_away() -> None:
+    assert decide(environ={"PET_NNODES": "4"})["PET_NNODES"].value is None

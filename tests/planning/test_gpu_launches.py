@@ -1,7 +1,8 @@
-"""Launches on a machine of eight fake GPUs: what ranks see, and two launches that must not meet."""
+"""Launches on a machine of eight fake GPUs: what ranks see, and launches at once that must not meet."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -19,7 +20,8 @@ pytestmark = pytest.mark.slow
 
 SHOW = """
 import os, pathlib, time
-pathlib.Path(os.environ["RANK"] + "-" + os.environ["DDPLAUNCH_RUN_ID"]).write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+told = os.environ["CUDA_VISIBLE_DEVICES"] + " " + os.environ["MASTER_PORT"]
+pathlib.Path(os.environ["RANK"] + "-" + os.environ["DDPLAUNCH_RUN_ID"]).write_text(told)
 end = time.time() + 270
 while not pathlib.Path("go").exists() and time.time() < end:
     time.sleep(0.1)
@@ -39,8 +41,8 @@ def launch(tmp_path: Path, environment: dict[str, str], *options: str) -> subpro
     )
 
 
-def seen(tmp_path: Path, processes: list[subprocess.Popen[str]], ranks: int) -> list[str]:
-    """Wait until every rank has said what it sees, let all of them end, and return it for each rank 0."""
+def ended(tmp_path: Path, processes: list[subprocess.Popen[str]], ranks: int) -> dict[str, list[str]]:
+    """Wait until every rank has said what it sees, let all of them end, and return it for each run."""
     end = time.monotonic() + DEADLINE_S
     while len(list(tmp_path.glob("[0-9]-*"))) < ranks * len(processes) and time.monotonic() < end:
         if any(process.poll() is not None for process in processes):
@@ -50,17 +52,22 @@ def seen(tmp_path: Path, processes: list[subprocess.Popen[str]], ranks: int) -> 
     for process in processes:
         _, error = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0, error
-    return [path.read_text() for path in tmp_path.glob("0-*")]
+    return {path.name[2:]: path.read_text().split() for path in tmp_path.glob("0-*")}
 
 
-def test_launches_at_once_that_want_idle_gpus_get_different_ones(tmp_path: Path, fake_nvml: FakeNvml) -> None:
+def test_launches_at_once_get_gpus_ports_and_records_of_their_own(tmp_path: Path, fake_nvml: FakeNvml) -> None:
     (tmp_path / "show.py").write_text(SHOW)
     environment = fake_nvml.environment(8, ["0 process 1 40000", "0 memory 81559 40004"])
     environment["DDPLAUNCH_LOCK_DIR"] = str(tmp_path / "locks")
-    chosen = seen(tmp_path, [launch(tmp_path, environment, "2", "--gpus", "free:2") for _ in range(3)], ranks=2)
-    names = [name for text in chosen for name in text.split(",")]
-    assert len(chosen) == 3 and len(set(names)) == 6, chosen
+    runs = ended(tmp_path, [launch(tmp_path, environment, "2", "--gpus", "free:2") for _ in range(3)], ranks=2)
+    names = [name for devices, _ in runs.values() for name in devices.split(",")]
+    assert len(runs) == 3 and len(set(names)) == 6, runs
     assert "0" not in names, "GPU 0 is busy"
+    assert len({port for _, port in runs.values()}) == 3, "their stores are open at the same time"
+    records = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob(".ddplaunch/runs/*/run.json")}
+    assert {name: record["run_id"] for name, record in records.items()} == {name: name for name in runs}
+    assert (tmp_path / ".ddplaunch" / "latest").resolve().name in runs
+    assert not list((tmp_path / ".ddplaunch").glob(".*.*"))  # no draft of a link or a record is left
 
 
 def test_no_idle_gpus_left_is_refused_with_who_has_them(tmp_path: Path, fake_nvml: FakeNvml) -> None:
@@ -68,23 +75,15 @@ def test_no_idle_gpus_left_is_refused_with_who_has_them(tmp_path: Path, fake_nvm
     environment = fake_nvml.environment(8, [f"* process {os.getpid()} 40000", "* memory 81559 40004"])
     process = launch(tmp_path, environment, "2", "--gpus", "free:2")
     out, error = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 4
-    assert out == ""
+    assert (process.returncode, out) == (4, "")
     assert "gpus-not-free" in error and str(os.getpid()) in error
     assert not (tmp_path / ".ddplaunch").exists()
-
-
-def test_named_gpus_are_what_the_ranks_see(tmp_path: Path, fake_nvml: FakeNvml) -> None:
-    (tmp_path / "show.py").write_text(SHOW)
-    environment = fake_nvml.environment(8)
-    assert seen(tmp_path, [launch(tmp_path, environment, "2", "--gpus", "6,3")], ranks=2) == ["6,3"]
 
 
 @pytest.mark.parametrize(
     ("exported", "options", "expected", "says"),
     [
         ("3,4,5", ("--gpus", "3,4,5"), "3,4,5", "as nvidia-smi does, within CUDA_VISIBLE_DEVICES=3,4,5"),
-        ("3,4,5", ("--gpus", "0,1,2"), "3,4,5", "positions in CUDA_VISIBLE_DEVICES=3,4,5"),
         ("3,4,5", (), "3,4,5", ""),
         ("7", ("--gpus", "5,4,3", "--env", "CUDA_VISIBLE_DEVICES=3,4,5"), "5,4,3", "from `--env`"),
     ],
@@ -100,5 +99,5 @@ def test_the_guide_that_exports_its_gpus(
     process = launch(tmp_path, environment, "3", *device, *options)
     _, error = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, error
-    assert {path.read_text() for path in tmp_path.glob("[0-9]-*")} == {expected}
+    assert {path.read_text().split()[0] for path in tmp_path.glob("[0-9]-*")} == {expected}
     assert says in " ".join(error.split()), error

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from ddplaunch.machine.facts import Gpu, GpuProcess, MigDevice, NvmlFacts
 from ddplaunch.planning.gpus import GIB, Exported, Selection, VisibleGpu, busy_reason, cuda_visible, exported, select
-from ddplaunch.values.finding import ExitStatus, RefusedError, UsageError
+from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, UsageError
 from ddplaunch.values.resolved import Source, Unavailable
 
 IDLE = Gpu(
@@ -24,6 +25,24 @@ IDLE = Gpu(
     mig_enabled=False,
 )
 NOBODY: frozenset[str] = frozenset()
+
+
+def picked(
+    text: str,
+    nvml: NvmlFacts | None = None,
+    within: Exported | None = None,
+    held: tuple[str, ...] = (),
+    wanted: int | None = None,
+) -> Selection:
+    return select(text, nvml or FOUR, within, frozenset(held), wanted)
+
+
+def refused(text: str, nvml: NvmlFacts | None = None, **more: Any) -> Finding:
+    with pytest.raises((RefusedError, UsageError)) as caught:
+        picked(text, nvml, **more)
+    (finding,) = caught.value.findings
+    assert (caught.value.status == ExitStatus.USAGE) == (finding.code == "gpus-invalid")
+    return finding
 
 
 def named(selection: Selection) -> str:
@@ -89,38 +108,65 @@ def test_visible_devices(
     assert (found.unknown, found.unread) == (unknown, unread)
 
 
-def test_mixed_models_are_fastest_first_unless_pci_order_is_set() -> None:
-    mixed = machine(gpu(0, name="T4", compute_capability=(7, 5)), gpu(1), gpu(2))
-    assert shown(mixed, None) == [1, 2, 0]
-    assert shown(mixed, "0") == [1]
-    assert shown(mixed, None, "PCI_BUS_ID") == [0, 1, 2]
-    assert shown(mixed, None, "FASTEST_FIRST") == [1, 2, 0]
+MIXED = machine(gpu(0, name="T4", compute_capability=(7, 5)), gpu(1), gpu(2))
+BOTH = machine(gpu(0), SPLIT)
+
+
+@pytest.mark.parametrize(
+    ("nvml", "value", "order", "indices"),
+    [
+        (MIXED, None, None, [1, 2, 0]),
+        (MIXED, "0", None, [1]),
+        (MIXED, None, "PCI_BUS_ID", [0, 1, 2]),
+        (MIXED, None, "FASTEST_FIRST", [1, 2, 0]),
+        (BOTH, "0", None, [0]),
+        (machine(replace(SPLIT, mig_devices=()), gpu(1)), None, None, [1]),  # split without instances: no device
+    ],
+)
+def test_the_order_of_cuda(nvml: NvmlFacts, value: str | None, order: str | None, indices: list[int]) -> None:
+    assert shown(nvml, value, order) == indices
 
 
 def test_with_mig_a_process_sees_one_instance_and_nothing_else() -> None:
-    found = cuda_visible(machine(gpu(0), SPLIT), None, None)
+    found = cuda_visible(BOTH, None, None)
     assert [entry.text for entry in found.entries] == ["MIG-a1"]
     assert [entry.text for entry in found.devices] == ["0", "MIG-a1", "MIG-b2"]
+    assert [entry.uuid for entry in cuda_visible(BOTH, "MIG-b2", None).entries] == ["MIG-b2"]
 
 
-def test_mig_instance_by_uuid_and_the_whole_gpu_beside_it() -> None:
-    assert [entry.uuid for entry in cuda_visible(machine(gpu(0), SPLIT), "MIG-b2", None).entries] == ["MIG-b2"]
-    assert shown(machine(gpu(0), SPLIT), "0") == [0]
+USED = machine(gpu(0, memory_used_bytes=GIB // 2), gpu(1), gpu(2, memory_used_bytes=5 * 2**20), gpu(3))
+PARTLY = machine(gpu(0), gpu(1, fault="GPU is lost"), gpu(2, compute_mode="prohibited"), gpu(3))
 
 
-def test_a_split_gpu_without_instances_is_no_device() -> None:
-    assert shown(machine(replace(SPLIT, mig_devices=()), gpu(1)), None) == [1]
+@pytest.mark.parametrize(
+    ("text", "nvml", "more", "chosen"),
+    [
+        ("3,0", FOUR, {}, "3,0"),
+        ("0,GPU-22", FOUR, {}, "GPU-00aa-0,GPU-22aa-2"),  # a list of both kinds becomes UUIDs
+        ("1", BOTH, {"within": Exported("MIG-a1,MIG-b2")}, "MIG-b2"),  # nvidia-smi has no numbers for them
+        ("0,2", MIXED, {"within": Exported(None, order="FASTEST_FIRST")}, "GPU-00aa-0,GPU-22aa-2"),
+        # exported 0,1 are the two fast ones then: nvidia-smi's 1 and 2
+        ("2", MIXED, {"within": Exported("0,1", order="FASTEST_FIRST")}, "GPU-22aa-2"),
+        ("1", BOTH, {}, "MIG-a1"),
+        ("0", BOTH, {}, "0"),
+        ("free:1", BOTH, {}, "0"),
+        ("free:1", machine(SPLIT), {"held": ("MIG-a1",)}, "MIG-b2"),
+        ("MIG-b2", BOTH, {}, "MIG-b2"),
+        ("free:2", USED, {}, "1,2"),  # little memory first, in the order of PCI
+        ("free:4", USED, {}, "0,1,2,3"),
+        ("free", USED, {"wanted": 1}, "1"),
+        ("free", USED, {}, "0,1,2,3"),
+        ("free:1", PARTLY, {"held": ("GPU-00aa-0",)}, "3"),
+    ],
+)
+def test_what_cuda_visible_devices_becomes(text: str, nvml: NvmlFacts, more: dict[str, Any], chosen: str) -> None:
+    found = picked(text, nvml, **more)
+    assert chosen in (named(found), ",".join(uuids(found)))
 
 
-def test_indices_and_uuids_are_taken_in_the_order_given() -> None:
-    chosen = select("3,0", FOUR, None, NOBODY, None)
-    assert (named(chosen), chosen.notes) == ("3,0", ())
-    assert uuids(chosen) == ("GPU-33aa-3", "GPU-00aa-0")
-    assert select("GPU-22", FOUR, None, NOBODY, None).entries[0].gpu.index == 2
-
-
-def test_a_list_of_both_kinds_becomes_uuids() -> None:
-    assert named(select("0,GPU-22", FOUR, None, NOBODY, None)) == "GPU-00aa-0,GPU-22aa-2"
+def test_indices_are_taken_in_the_order_given() -> None:
+    assert picked("3,0").notes == () and uuids(picked("3,0")) == ("GPU-33aa-3", "GPU-00aa-0")
+    assert picked("GPU-22").entries[0].gpu.index == 2
 
 
 @pytest.mark.parametrize(
@@ -142,7 +188,7 @@ def test_numbers_are_those_of_nvidia_smi_where_all_are_exported_and_positions_wh
     requested: str, devices: str, chosen: str, note: str
 ) -> None:
     nvml = machine(*(gpu(index, processes=(GpuProcess(7, 1, None, None),) if index > 4 else ()) for index in range(8)))
-    found = select(requested, nvml, Exported(devices, "ann"), NOBODY, None)
+    found = picked(requested, nvml, Exported(devices, "ann"))
     assert named(found) == chosen
     assert note in found.notes[0]
     # What the ranks get is what was meant, whichever way it was counted.
@@ -151,25 +197,10 @@ def test_numbers_are_those_of_nvidia_smi_where_all_are_exported_and_positions_wh
 
 @pytest.mark.parametrize("requested", ["3,0", "6", "3,7"])
 def test_numbers_that_fit_neither_way_are_refused_with_those_that_can_be_typed(requested: str) -> None:
-    with pytest.raises(RefusedError, match="within CUDA_VISIBLE_DEVICES=3,4,5 from ann") as caught:
-        select(requested, machine(*map(gpu, range(8))), Exported("3,4,5", "ann"), NOBODY, None)
-    (finding,) = caught.value.findings
+    finding = refused(requested, machine(*map(gpu, range(8))), within=Exported("3,4,5", "ann"))
     assert finding.fix == "use `--gpus 3,4,5` or fewer of them, as nvidia-smi counts"
+    assert "within CUDA_VISIBLE_DEVICES=3,4,5 from ann" in finding.what
     assert "3 (H100, GPU-33aa-3), 4 (H100, GPU-44aa-4)" in finding.what
-
-
-def test_exported_mig_instances_count_by_position_for_nvidia_smi_has_no_numbers_for_them() -> None:
-    both = machine(gpu(0), SPLIT)
-    assert named(select("1", both, Exported("MIG-a1,MIG-b2"), NOBODY, None)) == "MIG-b2"
-
-
-def test_the_order_of_cuda_is_the_users_and_nvidia_smis_numbers_hold() -> None:
-    mixed = machine(gpu(0, name="T4", compute_capability=(7, 5)), gpu(1), gpu(2))
-    found = select("0,2", mixed, Exported(None, order="FASTEST_FIRST"), NOBODY, None)
-    assert named(found) == "GPU-00aa-0,GPU-22aa-2"
-    assert shown(mixed, named(found), "FASTEST_FIRST") == [0, 2]
-    # exported 0,1 are the two fast ones then: nvidia-smi's 1 and 2
-    assert named(select("2", mixed, Exported("0,1", order="FASTEST_FIRST"), NOBODY, None)) == "GPU-22aa-2"
 
 
 SLURM = {"SLURM_JOB_ID": "7", "CUDA_VISIBLE_DEVICES": "2,3", "SLURM_STEP_GPUS": "2,3"}
@@ -197,74 +228,33 @@ def test_who_set_the_variable_is_known(
     assert (found.devices, found.by) == (devices, by)
 
 
-def test_mig_by_uuid_or_by_the_index_of_its_gpu() -> None:
-    both = machine(gpu(0), SPLIT)
-    assert uuids(select("MIG-b2", both, None, NOBODY, None)) == ("MIG-b2",)
-    assert named(select("1", both, None, NOBODY, None)) == "MIG-a1"
-    assert named(select("0", both, None, NOBODY, None)) == "0"
-    assert named(select("free:1", both, None, NOBODY, None)) == "0"
-    assert uuids(select("free:1", machine(SPLIT), None, frozenset({"MIG-a1"}), None)) == ("MIG-b2",)
+INVALID = ("", " ", "0,", "a", "-1", "0-3", "1.0", "²", "99999", "0,0", "0,GPU-00", "GPU-")
+TWINS = machine(gpu(0, uuid="GPU-5a"), gpu(1, uuid="GPU-5b"))
+BUSY = machine(gpu(0, processes=(GpuProcess(7, 30 * GIB, "ann", "python train.py"),)), gpu(1), gpu(2))
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "nvml", "code", "what", "fix"),
     [
-        "",
-        " ",
-        "0,",
-        "a",
-        "-1",
-        "0-3",
-        "1.0",
-        "²",
-        "99999",
-        "0,0",
-        "0,GPU-00",
-        "GPU-",
-        "free:",
-        "free:0",
-        "free:x",
-        "free:-2",
+        *((text, FOUR, "gpus-invalid", "", "") for text in (*INVALID, "free:", "free:0", "free:x", "free:-2")),
+        *(
+            (text, FOUR, "gpu-not-found", "3 (H100, GPU-33aa-3)", "use `--gpus 0,1,2,3` or fewer of them")
+            for text in ("4", "0,7", "GPU-9", "MIG-x")
+        ),
+        ("GPU-5", TWINS, "gpu-not-found", "`GPU-5` names several GPUs", ""),
+        ("0", machine(), "gpu-not-found", "there is no GPU on this machine", ""),
+        ("free:1", machine(), "gpus-too-few", "1 free GPU asked for, and there are 0 GPUs", ""),
+        ("free:2", BUSY, "gpus-not-free", "2 free GPUs asked for, 1 of 3 is free", "`--gpus free:1`"),
     ],
 )
-def test_a_wrong_list_is_a_usage_error(text: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        select(text, FOUR, None, NOBODY, None)
-    assert [finding.code for finding in caught.value.findings] == ["gpus-invalid"]
-    assert caught.value.status == ExitStatus.USAGE
-
-
-@pytest.mark.parametrize("text", ["4", "0,7", "GPU-9", "MIG-x"])
-def test_a_gpu_that_is_not_there_is_refused_with_those_that_are(text: str) -> None:
-    with pytest.raises(RefusedError) as caught:
-        select(text, FOUR, None, NOBODY, None)
-    (finding,) = caught.value.findings
-    assert finding.code == "gpu-not-found"
-    assert "3 (H100, GPU-33aa-3)" in finding.what
-    assert finding.fix == "use `--gpus 0,1,2,3` or fewer of them"
-
-
-def test_a_beginning_of_two_uuids_names_neither() -> None:
-    with pytest.raises(RefusedError, match="`GPU-5` names several GPUs"):
-        select("GPU-5", machine(gpu(0, uuid="GPU-5a"), gpu(1, uuid="GPU-5b")), None, NOBODY, None)
-
-
-def test_no_gpu_at_all() -> None:
-    with pytest.raises(RefusedError, match="there is no GPU on this machine"):
-        select("0", machine(), None, NOBODY, None)
-
-
-def test_free_prefers_little_memory_and_keeps_pci_order() -> None:
-    used = machine(gpu(0, memory_used_bytes=GIB // 2), gpu(1), gpu(2, memory_used_bytes=5 * 2**20), gpu(3))
-    assert named(select("free:2", used, None, NOBODY, None)) == "1,2"
-    assert named(select("free:4", used, None, NOBODY, None)) == "0,1,2,3"
-    assert named(select("free", used, None, NOBODY, 1)) == "1"
-    assert named(select("free", used, None, NOBODY, None)) == "0,1,2,3"
-
-
-def test_free_leaves_out_what_is_locked_lost_or_prohibited() -> None:
-    nvml = machine(gpu(0), gpu(1, fault="GPU is lost"), gpu(2, compute_mode="prohibited"), gpu(3))
-    assert named(select("free:1", nvml, None, frozenset({"GPU-00aa-0"}), None)) == "3"
+def test_what_cannot_be_chosen_is_refused(text: str, nvml: NvmlFacts, code: str, what: str, fix: str) -> None:
+    finding = refused(text, nvml, held=("GPU-22aa-2",))
+    assert finding.code == code and what in finding.what and fix in finding.fix
+    if nvml is BUSY:
+        assert finding.where == (
+            "GPU 0: pid 7, ann, `python train.py`, 30 GiB",
+            "GPU 2: held by another ddplaunch launch",
+        )
 
 
 @pytest.mark.parametrize(
@@ -276,34 +266,10 @@ def test_free_leaves_out_what_is_locked_lost_or_prohibited() -> None:
         ({"memory_used_bytes": 4 * GIB}, "4 GiB used, by a process that is not visible from here"),
         ({"utilization_percent": 9}, None),
         ({"utilization_percent": 10}, "10 % utilisation, by a process that is not visible from here"),
-        (
-            {"processes": (GpuProcess(7, 30 * GIB, "ann", "python train.py"),)},
-            "pid 7, ann, `python train.py`, 30 GiB",
-        ),
+        ({"processes": (GpuProcess(7, 30 * GIB, "ann", "python train.py"),)}, "pid 7, ann, `python train.py`, 30 GiB"),
         ({"processes": (GpuProcess(7, None, None, None, orphan=True),)}, "pid 7, orphaned worker"),
         ({"processes": Unavailable("x"), "memory_used_bytes": Unavailable("x")}, None),
     ],
 )
 def test_what_keeps_a_gpu_busy(changes: dict[str, object], reason: str | None) -> None:
     assert busy_reason(VisibleGpu("0", gpu(0, **changes)), NOBODY) == reason
-
-
-def test_too_few_free_gpus_say_who_is_on_the_others() -> None:
-    process = GpuProcess(7, 30 * GIB, "ann", "python train.py")
-    nvml = machine(gpu(0, processes=(process,)), gpu(1), gpu(2))
-    with pytest.raises(RefusedError) as caught:
-        select("free:2", nvml, None, frozenset({"GPU-22aa-2"}), None)
-    (finding,) = caught.value.findings
-    assert finding.code == "gpus-not-free"
-    assert finding.what == "2 free GPUs asked for, 1 of 3 is free"
-    assert finding.where == (
-        "GPU 0: pid 7, ann, `python train.py`, 30 GiB",
-        "GPU 2: held by another ddplaunch launch",
-    )
-    assert "`--gpus free:1`" in finding.fix
-
-
-def test_free_on_a_machine_without_gpus() -> None:
-    with pytest.raises(RefusedError) as caught:
-        select("free:1", machine(), None, NOBODY, None)
-    assert caught.value.findings[0].what == "1 free GPU asked for, and there are 0 GPUs"

@@ -47,12 +47,7 @@ STEP = {
     "SLURM_TASKS_PER_NODE": "1(x2)",
 }
 BATCH = {name: value for name, value in STEP.items() if "STEP" not in name} | {"SLURM_NODEID": "0", "SLURM_PROCID": "0"}
-TASKS = {
-    "SLURM_STEP_NUM_TASKS": "6",
-    "SLURM_STEP_TASKS_PER_NODE": "3(x2)",
-    "SLURM_PROCID": "4",
-    "SLURM_LOCALID": "1",
-}
+TASKS = {"SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_TASKS_PER_NODE": "3(x2)", "SLURM_PROCID": "4", "SLURM_LOCALID": "1"}
 
 
 def topology(options: Options, environ: dict[str, str], processes: int = 3) -> Topology:
@@ -141,36 +136,34 @@ def test_a_launch_on_one_node_stays_there() -> None:
     assert (found.nnodes.value, found.node_rank, found.master_addr) == (1, None, None)
 
 
-def test_a_reserved_port_is_used_and_a_requeued_job_has_another_id() -> None:
-    options = complete(Options(), STEP | {"SLURM_STEP_RESV_PORTS": "12000-12003", "SLURM_RESTART_COUNT": "2"})
-    assert options.master_port is not None and options.master_port.value == 12000
-    assert options.run_id is not None and options.run_id.value == "slurm-12.0-r2"
+RESERVED = {"SLURM_STEP_RESV_PORTS": "12000-12003", "SLURM_RESTART_COUNT": "2"}
+SIX_GPUS = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5", "SLURM_STEP_GPUS": "0,1,2,3,4,5"}
 
 
-def test_tasks_for_each_gpu_become_one_rank_each_with_that_gpu() -> None:
-    options = complete(Options(), STEP | TASKS)
-    assert options.nnodes == Resolved(NodeRange(6, 6), Source("Slurm", "SLURM_NTASKS"))
-    assert options.node_rank is not None and options.node_rank.value == 4
-    assert options.nproc is not None and options.nproc.value == 1
-    assert [item.value for item in options.env] == [("CUDA_VISIBLE_DEVICES", "1")]
-
-
-def test_tasks_whose_gpu_slurm_bound_keep_it() -> None:
-    options = complete(Options(), STEP | TASKS | {"CUDA_VISIBLE_DEVICES": "0"})
-    assert options.env == () and options.nproc is not None and options.nproc.value == 1
-
-
-def test_six_gpus_for_three_tasks_are_two_each() -> None:
-    six = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5", "SLURM_STEP_GPUS": "0,1,2,3,4,5"}
-    options = complete(Options(), STEP | TASKS | six)
-    assert [item.value for item in options.env] == [("CUDA_VISIBLE_DEVICES", "2,3")]
-    assert options.nproc is not None and options.nproc.value == 2
-
-
-def test_narrowed_devices_are_counted_and_not_what_slurm_gave() -> None:
-    assert complete(Options(), STEP | {"CUDA_VISIBLE_DEVICES": "0"}).nproc is None
-    assert complete(said(gpus="0,1"), STEP).nproc is None
-    assert complete(said(device="cpu"), STEP).nproc is None
+@pytest.mark.parametrize(
+    ("environ", "typed", "name", "value"),
+    [
+        (RESERVED, {}, "master_port", 12000),
+        (RESERVED, {}, "run_id", "slurm-12.0-r2"),  # a requeued job has another one
+        (TASKS, {}, "nnodes", NodeRange(6, 6)),  # tasks for each GPU become one rank each with that GPU
+        (TASKS, {}, "node_rank", 4),
+        (TASKS, {}, "nproc", 1),
+        (TASKS, {}, "env", ("CUDA_VISIBLE_DEVICES", "1")),
+        (TASKS | {"CUDA_VISIBLE_DEVICES": "0"}, {}, "env", None),  # Slurm bound it
+        (TASKS | {"CUDA_VISIBLE_DEVICES": "0"}, {}, "nproc", 1),
+        (TASKS | SIX_GPUS, {}, "env", ("CUDA_VISIBLE_DEVICES", "2,3")),
+        (TASKS | SIX_GPUS, {}, "nproc", 2),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, {}, "nproc", None),  # somebody narrowed what Slurm gave
+        ({}, {"gpus": "0,1"}, "nproc", None),
+        ({}, {"device": "cpu"}, "nproc", None),
+    ],
+)
+def test_what_a_step_decides(environ: dict[str, str], typed: dict[str, str], name: str, value: object) -> None:
+    decided = getattr(complete(said(**typed), STEP | environ), name)
+    (found,) = decided or (None,) if isinstance(decided, tuple) else (decided,)
+    assert (found and found.value) == value
+    if name == "nnodes":
+        assert found.source == Source("Slurm", "SLURM_NTASKS")
 
 
 def test_a_batch_script_is_outside_of_a_step() -> None:
@@ -200,34 +193,20 @@ def test_malformed_numbers_of_slurm_count_as_not_said(value: str) -> None:
     assert recognise(STEP | {"SLURM_NODEID": value, "SLURM_STEP_NUM_TASKS": value, "SLURM_PROCID": value}) is not None
 
 
-KUBEFLOW = {
-    "KUBERNETES_SERVICE_HOST": "10.96.0.1",
-    "PET_NNODES": "2",
-    "PET_NPROC_PER_NODE": "4",
-    "PET_NODE_RANK": "1",
-    "PET_MASTER_ADDR": "train-node-0-0.train",
-    "PET_MASTER_PORT": "29400",
-}
+POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+PLACE = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "4", "PET_NODE_RANK": "1"}
+KUBEFLOW = {**POD, **PLACE, "PET_MASTER_ADDR": "train-node-0-0.train", "PET_MASTER_PORT": "29400"}
 ELASTIC = {
-    "KUBERNETES_SERVICE_HOST": "10.96.0.1",
-    "HOSTNAME": "train-worker-2",
-    "PET_NNODES": "1:3",
-    "PET_RDZV_ENDPOINT": "train-worker-0:23456",
-    "PET_RDZV_BACKEND": "c10d",
+    **{**POD, "HOSTNAME": "train-worker-2", "PET_NNODES": "1:3"},
+    **{"PET_RDZV_ENDPOINT": "train-worker-0:23456", "PET_RDZV_BACKEND": "c10d"},
 }
-
-
 SKYPILOT = {
-    "SKYPILOT_NUM_NODES": "2",
-    "SKYPILOT_NODE_RANK": "1",
-    "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5\n",
-    "SKYPILOT_NUM_GPUS_PER_NODE": "4",
+    **{"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1"},
+    **{"SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5\n", "SKYPILOT_NUM_GPUS_PER_NODE": "4"},
 }
 DSTACK = {
-    "DSTACK_NODES_NUM": "3",
-    "DSTACK_NODE_RANK": "2",
-    "DSTACK_MASTER_NODE_IP": "10.1.0.1",
-    "DSTACK_GPUS_PER_NODE": "8",
+    **{"DSTACK_NODES_NUM": "3", "DSTACK_NODE_RANK": "2"},
+    **{"DSTACK_MASTER_NODE_IP": "10.1.0.1", "DSTACK_GPUS_PER_NODE": "8"},
 }
 SAGEMAKER = {"SM_HOSTS": '["algo-1","algo-2"]', "SM_CURRENT_HOST": "algo-2", "SM_NUM_GPUS": "1"}
 
@@ -250,6 +229,7 @@ def test_others_are_recognised_and_shown_as_source(
     addr, port, rank = found.master_addr, found.master_port, found.node_rank
     assert addr and port and rank and rank.source.kind == kind
     assert (found.nnodes.value, found.nproc_per_node.value, rank.value, addr.value, port.value) == expected
+    assert found.min_nodes == (1 if environ is ELASTIC else expected[0])
 
 
 def test_what_was_typed_wins_over_other_systems_too() -> None:
@@ -261,11 +241,7 @@ def test_what_was_typed_wins_over_other_systems_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "by"),
-    [
-        ({"PBS_NODEFILE": "c1\nc1\nc2\nc2\n"}, "PBS"),
-        ({"LSB_MCPU_HOSTS": "c1 2 c2 2"}, "LSF"),
-    ],
+    ("environ", "by"), [({"PBS_NODEFILE": "c1\nc1\nc2\nc2\n"}, "PBS"), ({"LSB_MCPU_HOSTS": "c1 2 c2 2"}, "LSF")]
 )
 def test_a_job_whose_other_hosts_would_stand_idle_is_refused(environ: dict[str, str], by: str) -> None:
     with pytest.raises(UsageError, match=f"{by} gave this job several hosts, c1,c2"):
@@ -287,21 +263,10 @@ def test_each_system_has_a_sign_that_is_looked_for_first() -> None:
     assert {row["signs"][0] for row in systems()} == {*SIGNS} - {"SLURM_JOB_ID"}
 
 
-def test_what_is_particular_to_each_of_them() -> None:
-    assert topology(Options(), ELASTIC).min_nodes == 1
-
-
-@pytest.mark.parametrize(
-    "environ",
-    [
-        {},
-        {name: value for name, value in KUBEFLOW.items() if name != "KUBERNETES_SERVICE_HOST"},
-        {"SLURM_JOB_ID": "x"},
-    ],
-)
-def test_stale_and_malformed_variables_decide_nothing(environ: dict[str, str]) -> None:
-    assert recognise(environ) is None
-    assert complete(Options(), environ) == Options()
+def test_stale_and_malformed_variables_decide_nothing() -> None:
+    for environ in ({}, PLACE, {"SLURM_JOB_ID": "x"}):
+        assert recognise(environ) is None
+        assert complete(Options(), environ) == Options()
 
 
 def test_a_launch_that_mpirun_starts_several_times_is_refused() -> None:

@@ -72,14 +72,21 @@ def test_each_rank_runs_on_the_node_of_its_gpu(tmp_path: Path) -> None:
     assert launch.placement.reason == "a rank's share of its node is 8 physical cores"
 
 
-def test_the_order_of_the_gpus_is_that_of_the_ranks(tmp_path: Path) -> None:
-    shown = on_gpus(tmp_path, nproc=2, environ={"CUDA_VISIBLE_DEVICES": "3,0"}).placement
-    assert shown.cpus == ("16-31,48-63", "0-15,32-47")
-
-
-def test_without_capture_nobody_can_bind(tmp_path: Path) -> None:
-    placement = on_gpus(tmp_path, capture=False).placement
-    assert (placement.cpus, placement.text) == ((), "not bound: without capture nobody is there to do it")
+@pytest.mark.parametrize(
+    ("options", "cpus", "text"),
+    [
+        # in the order of the GPUs
+        ({"nproc": 2, "environ": {"CUDA_VISIBLE_DEVICES": "3,0"}}, ("16-31,48-63", "0-15,32-47"), "as their GPUs"),
+        ({"capture": False}, (), "not bound: without capture nobody is there to do it"),
+        ({"placement": "none"}, (), "left to the kernel"),
+        ({"placement": "cores"}, ("0-7,32-39", "8-15,40-47", "16-23,48-55", "24-31,56-63"), "each of 4 ranks on 8"),
+    ],
+)
+def test_ranks_on_gpus(tmp_path: Path, options: dict[str, Any], cpus: tuple[str, ...], text: str) -> None:
+    launch = on_gpus(tmp_path, **options)
+    assert launch.placement.cpus == cpus and text in launch.placement.text
+    assert launch.placement.apart == (options.get("placement") == "cores")
+    assert told(launch) == list(cpus) if "capture" not in options else True
 
 
 @pytest.mark.parametrize(
@@ -99,12 +106,6 @@ def test_gpu_ranks_in_doubt_are_not_bound(tmp_path: Path, nodes: tuple[int, ...]
     assert launch.placement.cpus == () and told(launch) == []
     limit = "; 32 of 64 CPUs are usable" if usable else ""
     assert launch.placement.text == f"not bound: {says}{limit}" and launch.placement.shown
-
-
-def test_cores_for_each_gpu_rank(tmp_path: Path) -> None:
-    launch = on_gpus(tmp_path, placement="cores")
-    assert launch.placement.cpus == ("0-7,32-39", "8-15,40-47", "16-23,48-55", "24-31,56-63")
-    assert (launch.placement.apart, threads(launch)) == (True, "8")
 
 
 def test_one_node_leaves_gpu_ranks_alone(tmp_path: Path) -> None:
@@ -134,7 +135,7 @@ def test_cores_that_do_not_divide_are_divided_as_evenly_as_they_can(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("placement", "says"),
-    [("auto", ""), ("node", "not bound: ranks on the CPU have no GPU to be near to")],
+    [("auto", ""), ("none", "left to the kernel"), ("node", "not bound: ranks on the CPU have no GPU to be near to")],
 )
 def test_ranks_on_the_cpu_are_left_to_the_kernel(tmp_path: Path, placement: str, says: str) -> None:
     found = on_cpus(tmp_path, 4, placement=placement)
@@ -158,10 +159,7 @@ def test_a_cpuset_of_odd_cpus_is_divided_and_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("environ", "who", "kind"),
-    [
-        ({}, "what started ddplaunch (`taskset`, `numactl`)", "environment"),
-        ({"SLURM_JOB_ID": "7"}, "Slurm", "Slurm"),
-    ],
+    [({}, "what started ddplaunch (`taskset`, `numactl`)", "environment"), ({"SLURM_JOB_ID": "7"}, "Slurm", "Slurm")],
 )
 def test_who_was_bound_stays_as_it_is(tmp_path: Path, environ: dict[str, str], who: str, kind: str) -> None:
     found = on_cpus(tmp_path, 2, "0-7,16-23", environ=environ, placement="auto")
@@ -180,12 +178,6 @@ def test_all_cpus_of_a_slurm_job_are_no_choice_among_them(tmp_path: Path) -> Non
     assert found.cpus == ("0-7,32-39", "16-23,48-55")
     assert found.text.endswith("; 32 of 64 CPUs are usable")
     assert on_gpus(tmp_path, (0, 1), usable, environ={**bound, "SLURM_CPUS_ON_NODE": "64"}).placement.cpus == ()
-
-
-def test_none_leaves_all_alone(tmp_path: Path) -> None:
-    found = on_cpus(tmp_path, 4, placement="none")
-    assert (found.cpus, found.text, found.threads) == ((), "left to the kernel", 4)
-    assert on_gpus(tmp_path / "gpus", placement="none").placement.cpus == ()
 
 
 def test_the_users_own_words_to_torchrun_win(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ddplaunch.planning.launch import Missing, Passed, Target, Topology
 from ddplaunch.planning.options import Options
-from ddplaunch.planning.script_numbers.forward import Forwarded, forward
+from ddplaunch.planning.script_numbers.forward import forward
 from ddplaunch.planning.script_numbers.handed_out import NAMES, Plan, complete_from_script, given_numbers
 from ddplaunch.scaling.numbers import Numbers
 from ddplaunch.script.script_report import (
@@ -79,21 +79,14 @@ def test_words_without_placeholders_arrive_byte_for_byte(words: list[str]) -> No
     assert forward(tuple(words), NOTHING_GIVEN, NO_SCRIPT).args == tuple(words)
 
 
-@pytest.mark.parametrize(
-    ("placeholder", "code", "said"),
-    [
-        ("{lr_factor}", "placeholder-without-number", "--base-lr"),
-        *(
-            (name, "unknown-placeholder", f"{{{name}}}")
-            for name in ("{batchsize}", "{LR}", "{world-size}", "{lr:head}")
-        ),
-    ],
-)
-def test_a_placeholder_that_cannot_be_replaced_is_refused(placeholder: str, code: str, said: str) -> None:
+@pytest.mark.parametrize("name", ["lr_factor", "batchsize", "LR", "world-size", "lr:head"])
+def test_a_placeholder_that_cannot_be_replaced_is_refused(name: str) -> None:
     with pytest.raises(UsageError) as caught:
-        forward((placeholder,), NOTHING_GIVEN, NO_SCRIPT)
-    assert caught.value.findings[0].code == code
-    assert said in caught.value.findings[0].fix
+        forward((f"{{{name}}}",), NOTHING_GIVEN, NO_SCRIPT)
+    (finding,) = caught.value.findings
+    known = name == "lr_factor"
+    assert finding.code == ("placeholder-without-number" if known else "unknown-placeholder")
+    assert ("--base-lr" if known else f"{{{name}}}") in finding.fix
 
 
 def test_declared_options_are_filled_in_with_the_place_of_their_declaration() -> None:
@@ -117,12 +110,6 @@ def test_a_batch_is_filled_in_as_the_samples_that_the_script_counts(meaning: Mea
     assert result.passed == (Passed(meaning, value, ("--batch", value), AT, note),)
 
 
-def test_a_script_that_divides_the_batch_of_a_step_by_one_pass_needs_no_accumulation() -> None:
-    script = report(option("--batch", "global_batch_size"), option("--micro", "batch_size"))
-    result = forward((), plan("batch_size", "accum"), script)
-    assert (result.args, result.missing) == (("--batch", "128", "--micro", "8"), ())
-
-
 BY_BATCH = LrRule(1 / 256, (("batch", 1.0), (WORLD, 1.0)), AT)
 
 
@@ -144,35 +131,50 @@ def test_a_learning_rate_that_the_script_scales_is_divided_by_its_factor(rule: L
     )
 
 
-def test_only_numbers_that_were_given_are_filled_in() -> None:
-    script = report(option("--accum", "accum"), option("--lr", "lr"), option("--warmup-steps", "warmup_steps"))
-    assert forward((), LR_GIVEN, script).args == ("--lr", "0.0004")
+LR = report(option("--lr", "lr"))
 
 
-def test_options_are_filled_in_before_the_scripts_own_separator() -> None:
-    result = forward(("-v", "--", "a"), LR_GIVEN, report(option("--lr", "lr")))
-    assert result.args == ("--lr", "0.0004", "-v", "--", "a")
+@pytest.mark.parametrize(
+    ("args", "script", "result"),
+    [
+        ((), report(option("--accum", "accum"), *LR.options, option("--warmup", "warmup_steps")), "--lr 0.0004"),
+        (("-v", "--", "a"), LR, "--lr 0.0004 -v -- a"),
+        (("--lr=4e-4",), LR, "--lr=4e-4"),
+        (("--lr=0.00040",), LR, "--lr=0.00040"),
+        (("--lr", "{lr}"), LR, "--lr 0.0004"),
+    ],
+)
+def test_only_given_numbers_are_filled_in_and_only_where_nobody_passed_them(
+    args: tuple[str, ...], script: ScriptReport, result: str
+) -> None:
+    found = forward(args, LR_GIVEN, script)
+    assert (" ".join(found.args), found.missing) == (result, ())
 
 
-@pytest.mark.parametrize("word", ["--lr=4e-4", "--lr=0.00040"])
-def test_the_same_value_may_be_said_twice(word: str) -> None:
-    assert forward((word,), LR_GIVEN, report(option("--lr", "lr"))) == Forwarded((word,), (), ())
-
-
-def test_a_placeholder_counts_as_passing_the_option() -> None:
-    result = forward(("--lr", "{lr}"), LR_GIVEN, report(option("--lr", "lr")))
-    assert result.args == ("--lr", "0.0004")
-
-
-def test_two_values_for_one_option_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("words", "given", "script", "why", "fix"),
+    [
+        ("--lr 0.1", "lr", LR, "train.py:31", "leave `--lr 0.1` out after `--`, or `--lr` or `--base-lr` before it"),
+        (
+            "--bs 8",
+            "batch_size",
+            report(option("--bs", "total_batch_size")),
+            "the plan's batch size belongs there, of all processes",
+            "leave `--bs 8` out after `--`, or `--batch-size` before it",
+        ),
+    ],
+)
+def test_two_values_for_one_option_are_refused(
+    words: str, given: str, script: ScriptReport, why: str, fix: str
+) -> None:
     with pytest.raises(UsageError) as caught:
-        forward(("--lr", "0.1"), LR_GIVEN, report(option("--lr", "lr")))
+        forward(tuple(words.split()), plan(given), script)
     finding = caught.value.findings[0]
-    assert finding.code == "option-given-twice"
-    assert "train.py:31" in finding.why
+    assert (finding.code, finding.fix) == ("option-given-twice", fix) and why in finding.why
 
 
-EPOCHS = option("--warmup-epochs", "warmup_epochs")
+EPOCHS, ACCUM = option("--warmup-epochs", "warmup_epochs"), option("--accum", "accum")
+TAKES_EPOCHS = "`--warmup-epochs` takes epochs (train.py:31)"
 
 
 @pytest.mark.parametrize(
@@ -180,32 +182,21 @@ EPOCHS = option("--warmup-epochs", "warmup_epochs")
     [
         (NO_SCRIPT, ["the options of the program cannot be read (not a Python file)"] * 3),
         (report(), ["no option for it was found"] * 3),
-        (report(complete=False), ["no option for it was found"] * 3),
+        (replace(report(complete=False), unread=AT), ["no option for it was found, and train.py:31 may hide one"] * 3),
+        (report(EPOCHS, *LR.options, ACCUM), [TAKES_EPOCHS]),
         (
-            replace(report(complete=False), unread=AT),
-            ["no option for it was found, and train.py:31 may hide one"] * 3,
+            replace(report(EPOCHS, ACCUM), instead=(Instead("lr", "`lr` is 0.1 at train.py:2"),)),
+            ["`lr` is 0.1 at train.py:2", TAKES_EPOCHS],
         ),
         (
-            ScriptReport(
-                "train.py", (EPOCHS, option("--accum", "accum")), instead=(Instead("lr", "`lr` is 0.1 at train.py:2"),)
-            ),
-            ["`lr` is 0.1 at train.py:2", "`--warmup-epochs` takes epochs (train.py:31)"],
-        ),
-        (
-            report(EPOCHS, option("--lr", "lr"), option("--accum", "accum")),
-            ["`--warmup-epochs` takes epochs (train.py:31)"],
-        ),
-        (
-            ScriptReport("train.py", (option("--lr", "lr"),), instead=(Instead("accum", "nothing reads `--a`"),)),
+            replace(LR, instead=(Instead("accum", "nothing reads `--a`"),)),
             ["nothing reads `--a`", "no option for it was found"],
         ),
         (
-            ScriptReport("train.py", (EPOCHS, option("--accum", "accum")), ambiguous=(("lr", ("--lr", "--rate")),)),
-            [
-                "`--lr` and `--rate` could take it; `--lr-option=--lr` decides",
-                "`--warmup-epochs` takes epochs (train.py:31)",
-            ],
+            replace(report(EPOCHS, ACCUM), ambiguous=(("lr", ("--lr", "--rate")),)),
+            ["`--lr` and `--rate` could take it; `--lr-option=--lr` decides", TAKES_EPOCHS],
         ),
+        (replace(report(), configs=("a.yaml",)), ["no key for it was found in a.yaml"] * 3),
     ],
 )
 def test_a_given_number_that_does_not_arrive_is_missing_with_the_reason(
@@ -235,7 +226,7 @@ def test_what_helps_a_number_that_is_missing_fits_the_script(script: ScriptRepor
 
 def test_a_unit_of_the_script_that_the_user_passes_is_the_one_that_counts() -> None:
     (missing,) = forward(("--warmup-epochs", "5"), plan("warmup_steps"), report(EPOCHS)).missing
-    assert missing.reason == "`--warmup-epochs` takes epochs (train.py:31)"
+    assert missing.reason == TAKES_EPOCHS
     assert missing.fix == "pass `--warmup-epochs` yourself after `--`, without `--warmup` or `--base-warmup`"
 
 
@@ -247,13 +238,6 @@ def test_a_key_behind_an_option_is_named_with_it() -> None:
     assert missing.fix.startswith("pass `--opts TRAIN.WARMUP_EPOCHS` yourself after `--`")
 
 
-def test_two_values_of_one_option_say_whose_samples_it_takes() -> None:
-    with pytest.raises(UsageError) as caught:
-        forward(("--bs", "8"), plan("batch_size"), report(option("--bs", "total_batch_size")))
-    assert "the plan's batch size belongs there, of all processes" in caught.value.findings[0].why
-    assert caught.value.findings[0].fix == "leave `--bs 8` out after `--`, or `--batch-size` before it"
-
-
 @pytest.mark.parametrize(
     ("script", "args", "receives"),
     [
@@ -263,11 +247,7 @@ def test_two_values_of_one_option_say_whose_samples_it_takes() -> None:
         (report(option("--a", "batch_size"), option("--b", "global_batch_size")), (), ("batch_size", "accum")),
         (report(EPOCHS), (), ()),
         (ScriptReport("train.py", reads_env=("DDPLAUNCH_ACCUM",)), (), ("accum",)),
-        (
-            ScriptReport("train.py", asks_for=("global_batch_size", "lr")),
-            (),
-            ("batch_size", "lr"),
-        ),
+        (ScriptReport("train.py", asks_for=("global_batch_size", "lr")), (), ("batch_size", "lr")),
         (NO_SCRIPT, ("{accum}",), ("accum",)),
         (NO_SCRIPT, (), ()),
     ],
@@ -278,35 +258,22 @@ def test_what_the_script_receives_is_what_flags_can_change(
     assert forward(args, NOTHING_GIVEN, script).receives == receives
 
 
-def test_nothing_is_received_by_an_option_that_is_left_alone() -> None:
-    script = report(option("--lr", "lr"))
-    assert forward((), plan(automatic=False), script).receives == ()
-    assert forward(("{lr}",), plan("lr", automatic=False), script).receives == ("lr",)
-
-
 def test_no_forward_leaves_the_arguments_alone_and_says_so() -> None:
     result = forward(("-x",), plan("lr", automatic=False), report(option("--lr", "lr")))
     assert result.args == ("-x",)
     fix = "`--lr {lr}` after `--`, or no `--no-forward`"
     assert result.missing == (Missing("lr", "0.0004", "`--no-forward` leaves `--lr` alone", fix),)
+    assert result.receives == ()
+    assert forward(("{lr}",), plan("lr", automatic=False), LR).receives == ("lr",)
 
 
-@pytest.mark.parametrize(
-    ("script", "variable"),
-    [
-        (ScriptReport("train.py", reads_env=("DDPLAUNCH_LR",)), "DDPLAUNCH_LR"),
-        (ScriptReport("train.py", asks_for=("lr",)), "DDPLAUNCH_PLAN"),
-    ],
-)
-def test_a_script_that_reads_the_plan_gets_its_numbers_from_the_environment(
-    script: ScriptReport, variable: str
-) -> None:
-    assert forward((), LR_GIVEN, script).passed == (Passed("lr", "0.0004", (), None, variable=variable),)
-
-
-def test_a_script_that_reads_another_number_does_not_get_this_one() -> None:
-    script = ScriptReport("train.py", (DeclaredOption(("--epochs",), AT),), reads_env=("DDPLAUNCH_BATCH_SIZE",))
-    assert [item.number for item in forward((), LR_GIVEN, script).missing] == ["lr"]
+def test_a_script_that_reads_the_plan_gets_its_numbers_from_the_environment() -> None:
+    scripts = {"DDPLAUNCH_LR": {"reads_env": ("DDPLAUNCH_LR",)}, "DDPLAUNCH_PLAN": {"asks_for": ("lr",)}}
+    for variable, reads in scripts.items():
+        passed = forward((), LR_GIVEN, ScriptReport("train.py", **reads)).passed
+        assert passed == (Passed("lr", "0.0004", (), None, variable=variable),)
+    other = ScriptReport("train.py", (DeclaredOption(("--epochs",), AT),), reads_env=("DDPLAUNCH_BATCH_SIZE",))
+    assert [item.number for item in forward((), LR_GIVEN, other).missing] == ["lr"]
 
 
 def test_a_total_batch_without_accumulation_leaves_the_accumulation_missing() -> None:
@@ -352,76 +319,63 @@ def test_numbers_follow_from_what_was_given_and_defaults_do_not_count() -> None:
 
 
 SCRIPT = report(
-    option("--batch-size", "batch_size", "64"),
-    option("--accum", "accum", "4"),
-    option("--lr", "lr", "2e-5"),
+    option("--batch-size", "batch_size", "64"), option("--accum", "accum", "4"), option("--lr", "lr", "2e-5")
 )
+DEFAULT_OF = Source("script", "default at train.py:31")
+GIVEN = Target("script", "train.py", ("--batch-size=16",))
 
 
-def test_what_the_script_is_given_fixes_the_numbers() -> None:
-    found = complete_from_script(Options(), Target("script", "train.py", ("--batch-size=16",)), FOUR, SCRIPT)
-    assert found.batch_size == Resolved(16, Source("script", "`--batch-size` after `--`"))
-    assert found.accum == Resolved(4, Source("script", "default at train.py:31"))
-    assert found.lr == Resolved(2e-5, Source("script", "default at train.py:31"))
+@pytest.mark.parametrize(
+    ("options", "target", "batch", "accum", "lr"),
+    [
+        ({}, GIVEN, Resolved(16, Source("script", "`--batch-size` after `--`")), Resolved(4, DEFAULT_OF), 2e-5),
+        ({"batch_size": 8, "base_lr": 1e-4}, GIVEN, Resolved(8, FLAG), Resolved(4, DEFAULT_OF), None),
+        ({"global_batch_size": 512}, Target("script", "train.py"), None, None, 2e-5),
+    ],
+)
+def test_the_scripts_own_numbers_fill_what_the_user_left_open(
+    options: dict[str, float], target: Target, batch: Resolved[int] | None, accum: Resolved[int], lr: float | None
+) -> None:
+    said = Options(**{name: Resolved(value, FLAG) for name, value in options.items()})  # type: ignore[arg-type]
+    found = complete_from_script(said, target, FOUR, SCRIPT)
+    assert (found.batch_size, found.accum) == (batch, accum)
+    assert found.lr == (None if lr is None else Resolved(lr, DEFAULT_OF))
 
 
-def test_what_the_user_said_is_not_overruled() -> None:
-    options = Options(batch_size=Resolved(8, FLAG), base_lr=Resolved(1e-4, FLAG))
-    found = complete_from_script(options, Target("script", "train.py", ("--batch-size=16",)), FOUR, SCRIPT)
-    assert found.batch_size == Resolved(8, FLAG)
-    assert found.lr is None
-
-
-def test_defaults_give_way_to_a_global_batch_size() -> None:
-    options = Options(global_batch_size=Resolved(512, FLAG))
-    found = complete_from_script(options, Target("script", "train.py"), FOUR, SCRIPT)
-    assert found.batch_size is None and found.accum is None
-
-
-@pytest.mark.parametrize("default", ["None", "auto", "0", "-1", "nan", "inf", "1.5", ""])
-def test_a_default_that_is_no_size_is_left_open(default: str) -> None:
-    script = report(option("--batch-size", "batch_size", default))
-    assert complete_from_script(Options(), Target("script", "train.py"), FOUR, script).batch_size is None
-
-
-def test_a_total_of_the_script_is_shared_among_the_ranks() -> None:
-    script = report(option("--batch", "total_batch_size", "64"))
-    assert complete_from_script(Options(), TRAIN, FOUR, script).batch_size == Resolved(
-        16, Source("script", "default at train.py:31")
-    )
-    odd = report(option("--batch", "total_batch_size", "65"))
-    assert complete_from_script(Options(), TRAIN, FOUR, odd).batch_size is None
+@pytest.mark.parametrize(
+    ("meaning", "default", "batch"),
+    [
+        *(("batch_size", text, None) for text in ("None", "auto", "0", "-1", "nan", "inf", "1.5", "")),
+        ("total_batch_size", "64", Resolved(16, DEFAULT_OF)),
+        ("total_batch_size", "65", None),  # it cannot be shared among four
+    ],
+)
+def test_a_default_is_the_batch_of_a_rank(meaning: Meaning, default: str, batch: Resolved[int] | None) -> None:
+    script = report(option("--batch-size", meaning, default))
+    assert complete_from_script(Options(), Target("script", "train.py"), FOUR, script).batch_size == batch
 
 
 TRAIN = Target("script", "train.py")
 SCALED = report(option("--lr", "lr", "0.0005", rule=BY_BATCH), option("--batch", "batch_size", "64"))
 
 
-def test_the_scripts_own_scaling_is_counted_in_its_own_learning_rate() -> None:
-    assert complete_from_script(Options(), TRAIN, FOUR, SCALED).lr == Resolved(
-        0.0005,
-        Source("script", "default at train.py:31"),  # 0.0005 x 64 x 4 / 256
-    )
-    doubled = Target("script", "train.py", ("--batch", "128"))
-    found = complete_from_script(Options(), doubled, FOUR, SCALED).lr
-    assert found == Resolved(0.001, Source("script", "default at train.py:31, × 2 at train.py:31"))
-
-
 @pytest.mark.parametrize(
-    ("asked", "rate"),
+    ("args", "asked", "rate", "factor"),
     [
-        (Options(batch_size=Resolved(128, FLAG)), 0.001),
-        (Options(global_batch_size=Resolved(1024, FLAG)), 0.002),
-        (Options(global_batch_size=Resolved(1024, FLAG), accum=Resolved(2, FLAG)), 0.001),
-        (
-            Options(batch_size=Resolved(128, FLAG), forward=Resolved(False, FLAG)),
-            0.0005,
-        ),  # the script keeps its default
+        ("", {}, 0.0005, ""),  # 0.0005 x 64 x 4 / 256
+        ("--batch 128", {}, 0.001, ", × 2 at train.py:31"),
+        ("", {"batch_size": 128}, 0.001, ", × 2 at train.py:31"),
+        ("", {"global_batch_size": 1024}, 0.002, ", × 4 at train.py:31"),
+        ("", {"global_batch_size": 1024, "accum": 2}, 0.001, ", × 2 at train.py:31"),
+        ("", {"batch_size": 128, "forward": False}, 0.0005, ""),  # the script keeps its default
     ],
 )
-def test_the_scripts_own_scaling_counts_the_batch_that_it_will_be_given(asked: Options, rate: float) -> None:
-    found = complete_from_script(asked, TRAIN, FOUR, SCALED).lr
-    assert found is not None and found.value == rate
+def test_the_scripts_own_scaling_counts_the_batch_that_it_will_be_given(
+    args: str, asked: dict[str, int], rate: float, factor: str
+) -> None:
+    said = Options(**{name: Resolved(value, FLAG) for name, value in asked.items()})  # type: ignore[arg-type]
+    found = complete_from_script(said, replace(TRAIN, args=tuple(args.split())), FOUR, SCALED).lr
+    assert found == Resolved(rate, Source("script", f"default at train.py:31{factor}"))
 
 
 def test_a_reference_batch_of_the_script_is_the_base_of_a_given_learning_rate() -> None:

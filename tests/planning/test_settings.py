@@ -37,29 +37,25 @@ def test_other_versions_may_say_less_or_more() -> None:
     assert Settings.from_json(f'{PLAIN[:-1]},"of_a_later_version":[1]}}') == Settings.from_json(PLAIN)
 
 
+WRONG = {
+    "node": ("-1", "true", "1e3"),
+    "max_restarts": ("9999999999",),
+    "grace_s": ('"30"',),
+    "timeout_s": ("Infinity",),
+    "hang_timeout_s": ("-1",),
+    "directory": ("null",),
+    "show": ("0",),
+    "verbose": ("1",),
+    "start": ('"hot"',),
+    "on_hang": ("[]",),
+    "preload": ('"torch"', "[1]"),
+    "cpus": ('"0-3"', "[[0, 1]]"),
+    "ignore": ('"numbers-differ"',),
+}
+
+
 @pytest.mark.parametrize(
-    "text",
-    [
-        "no json",
-        "[]",
-        '{"node": -1}',
-        '{"node": true}',
-        '{"node": 1e3}',
-        '{"max_restarts": 9999999999}',
-        '{"grace_s": "30"}',
-        '{"timeout_s": Infinity}',
-        '{"hang_timeout_s": -1}',
-        '{"directory": null}',
-        '{"show": 0}',
-        '{"verbose": 1}',
-        '{"start": "hot"}',
-        '{"on_hang": []}',
-        '{"preload": "torch"}',
-        '{"preload": [1]}',
-        '{"cpus": "0-3"}',
-        '{"cpus": [[0, 1]]}',
-        '{"ignore": "numbers-differ"}',
-    ],
+    "text", ["no json", "[]", *(f'{{"{name}": {value}}}' for name in WRONG for value in WRONG[name])]
 )
 def test_what_no_launch_writes_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError):

@@ -5,17 +5,24 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import ddplaunch.cli.commands.launch.submit
+from ddplaunch.hosts.slurm.job_reasons import diagnosis, never, waits_for
+from ddplaunch.hosts.slurm.programs import JobState, parse_job, parse_sacct, words
 from ddplaunch.planning.job.submission import job_name, parse_time
-from ddplaunch.ui.submit_view import directive_text
+from ddplaunch.ui.explain_view import as_finding
+from ddplaunch.ui.speech import finding_text
+from ddplaunch.ui.submit_view import directive_text, state_text
+from ddplaunch.ui.terminal import Terminal
 from tests.cli.cli_calls import Call, call, folder
 from tests.conftest import Golden
 
 __all__ = ["call", "folder"]  # fixtures
+Programs = Callable[..., None]
 
 SCONTROL = """\
 JobId=12 JobName=train
@@ -36,13 +43,24 @@ def one_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ddplaunch.cli.commands.launch.submit, "program", lambda: ("/opt/env/bin/ddplaunch",))
 
 
-def programs(place: Path, monkeypatch: pytest.MonkeyPatch, **texts: str) -> None:
-    """Put shell programs of these names in front of PATH."""
-    place.mkdir(exist_ok=True)
-    for name, text in texts.items():
-        (place / name).write_text(f"#!/bin/bash\n{text}\n")
-        (place / name).chmod(0o755)
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """``programs(srun="exit 1")`` puts shell programs of these names in front of PATH."""
+    place = tmp_path / "bin"
+    place.mkdir()
     monkeypatch.setenv("PATH", f"{place}:{os.environ['PATH']}")
+
+    def write(**texts: str) -> None:
+        for name, text in texts.items():
+            (place / name).write_text(f"#!/bin/bash\n{text}\n")
+            (place / name).chmod(0o755)
+
+    return write
+
+
+def asked_of(state: str, reason: str = "None") -> str:
+    """Return a scontrol that tells of job 12."""
+    return f"cat <<'END'\n{SCONTROL.format(state=state, reason=reason, code='0:0')}END"
 
 
 FULL = (
@@ -67,12 +85,10 @@ def test_the_shortest_script(call: Call, golden: Golden) -> None:
     golden("submit-short", said.out)
 
 
-def test_the_script_is_shell_and_hands_every_argument_on(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_script_is_shell_and_hands_every_argument_on(call: Call, tmp_path: Path, programs: Programs) -> None:
     hostile = ["a b", "$HOME", "it's", '"', "`id`", "a\nb", "\\", "*", "é"]
     text = call("submit", "2x4", "--setup", "export X=1", "--dry-run", "--", "train.py", *hostile).out
-    programs(tmp_path / "bin", monkeypatch, srun='shift 3; printf "%s\\0" "$@" > words')
+    programs(srun='shift 3; printf "%s\\0" "$@" > words')
     subprocess.run(["bash", "-c", text], cwd=tmp_path, check=True)
     words = (tmp_path / "words").read_text().split("\0")[:-1]
     assert words == ["/opt/env/bin/ddplaunch", "run", "4", "--", "train.py", *hostile]
@@ -80,10 +96,10 @@ def test_the_script_is_shell_and_hands_every_argument_on(
 
 @pytest.mark.parametrize(("limit", "requeued"), [("0:1:6", True), ("24:00:00", False)])
 def test_a_failure_at_the_time_limit_is_requeued_and_an_early_one_is_not(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, requeued: bool
+    call: Call, tmp_path: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch, limit: str, requeued: bool
 ) -> None:
     text = call("submit", "2", "--time", limit, "--grace", "1", "--requeue", "--dry-run", "--", "train.py").out
-    programs(tmp_path / "bin", monkeypatch, srun="exit 143", scontrol='echo "$@" > asked')
+    programs(srun="exit 143", scontrol='echo "$@" > asked')
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     done = subprocess.run(["bash", "-c", text], cwd=tmp_path, check=False)
     assert done.returncode == 143
@@ -91,21 +107,21 @@ def test_a_failure_at_the_time_limit_is_requeued_and_an_early_one_is_not(
 
 
 def test_srun_gets_nothing_of_the_job_in_which_it_was_submitted(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: Call, tmp_path: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     typed = ("submit", "2", "--mem", "9G", "--cpus-per-task", "4", "--dry-run", "--", "train.py")
     assert "unset" not in call(*typed).out, "outside of a job nothing is inherited"
     for name in ("JOB_ID", "CPU_BIND", "TRES_PER_TASK", "MEM_PER_NODE", "CPUS_PER_TASK"):
         monkeypatch.setenv(f"SLURM_{name}", "7")
-    programs(tmp_path / "bin", monkeypatch, srun='env > seen; echo "$@" > typed')
+    programs(srun='env > seen; echo "$@" > typed')
     subprocess.run(["bash", "-c", call(*typed).out], cwd=tmp_path, check=True)
     assert re.findall("SLURM_.*=7", (tmp_path / "seen").read_text()) == ["SLURM_JOB_ID=7"]
     assert "--cpus-per-task=4" in (tmp_path / "typed").read_text(), "srun is told what the job itself asked for"
 
 
-def test_a_setup_line_that_fails_ends_the_job(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setup_line_that_fails_ends_the_job(call: Call, tmp_path: Path, programs: Programs) -> None:
     text = call("submit", "2", "--setup", "false", "--dry-run", "--", "train.py").out
-    programs(tmp_path / "bin", monkeypatch, srun="touch started")
+    programs(srun="touch started")
     assert subprocess.run(["bash", "-c", text], cwd=tmp_path, check=False).returncode == 1
     assert not (tmp_path / "started").exists()
 
@@ -150,69 +166,87 @@ def test_a_missing_script_and_a_missing_sbatch_are_findings(call: Call, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("spoken", "what", "fix"),
+    ("spoken", "fix"),
     [
-        (
-            "sbatch: error: invalid partition specified: x\n"
-            "sbatch: error: Batch job submission failed: Invalid partition name specified",
-            "Invalid partition name specified",
-            "sinfo -s",
-        ),
-        (
-            "sbatch: error: Batch job submission failed: Requested node configuration is not available",
-            "Requested",
-            "%G",
-        ),
-        (
-            "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)",
-            "Unable",
-            "ping",
-        ),
-        (
-            'sbatch: unrecognized option "--x"\nTry "sbatch --help" for more information',
-            'unrecognized option "--x"',
-            "sbatch --help",
-        ),
-        ("", "it printed no message", "--dry-run"),
+        ("Batch job submission failed: Invalid partition name specified", "sinfo -s"),
+        ("Batch job submission failed: Requested node configuration is not available", "%G"),
+        ("Batch job submission failed: Unable to contact slurm controller (connect failure)", "ping"),
+        ('unrecognized option "--x"', "sbatch --help"),
+        ("", "--dry-run"),
     ],
 )
 def test_what_sbatch_refuses_is_told_in_its_words_with_a_fix(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoken: str, what: str, fix: str
+    call: Call, programs: Programs, spoken: str, fix: str
 ) -> None:
-    programs(tmp_path / "bin", monkeypatch, sbatch=f"cat >/dev/null; printf '%s' '{spoken}' >&2; exit 1")
+    more = '\nTry "sbatch --help" for more' if "option" in spoken else ""
+    text = f"sbatch: error: a warning of it\nsbatch: error: {spoken}{more}" if spoken else ""
+    programs(sbatch=f"cat >/dev/null; printf '%s' '{text}' >&2; exit 1")
     answer = call("submit", "2", "--", "train.py")
     told = " ".join(answer.err.split())
+    what = spoken.removeprefix("Batch job submission failed: ") or "it printed no message"
     assert answer.status == 4 and answer.out == ""
     assert f"error[sbatch-failed]: sbatch refused the job: {what}" in told and fix in told
 
 
-def test_a_job_is_submitted_with_its_id_on_stdout(
-    call: Call, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = SCONTROL.format(state="RUNNING", reason="None", code="0:0")
-    programs(
-        tmp_path / "bin",
-        monkeypatch,
-        sbatch='cat > got; echo "$@" > options; echo "12;cluster"',
-        scontrol=f"cat <<'END'\n{running}END",
-    )
+def test_a_job_is_submitted_with_its_id_on_stdout(call: Call, folder: Path, programs: Programs) -> None:
+    programs(sbatch='cat > got; echo "$@" > options; echo "12;cluster"', scontrol=asked_of("RUNNING"))
     answer = call("submit", "2x4", "--", "train.py")
     assert (answer.status, answer.out) == (0, "12\n")
     assert "submitted job 12: train.py on 2 nodes with 4 GPUs each\n  now     running on vn[1-2]\n" in answer.err
     assert "tail -F '/home/me/a JobState=FAILED b/slurm-12.out'" in answer.err and "scancel 12" in answer.err
     assert "#SBATCH --nodes=2" in (folder / "got").read_text()
     assert (folder / "options").read_text() == "--parsable\n"
-
-
-def test_every_job_of_an_array_has_a_log_of_its_own(
-    call: Call, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running = SCONTROL.format(state="RUNNING", reason="None", code="0:0")
-    programs(tmp_path / "bin", monkeypatch, sbatch="cat > got; echo 12", scontrol=f"cat <<'END'\n{running}END")
-    for words in ("--array=0-3", "-a 0-3"):
-        answer = call("submit", "2x4", "--sbatch-arg", words, "--", "train.py")
+    for array in ("--array=0-3", "-a 0-3"):  # every job of an array has a log of its own
+        answer = call("submit", "2x4", "--sbatch-arg", array, "--", "train.py")
         assert "submitted array job 12" in answer.err and f"{folder}/slurm-12_INDEX.out" in answer.err
         assert "#SBATCH --output=slurm-%A_%a.out" in (folder / "got").read_text()
+
+
+def test_a_job_that_can_never_start_is_taken_back(call: Call, folder: Path, programs: Programs) -> None:
+    programs(
+        sbatch="cat >/dev/null; echo 12",
+        scontrol=asked_of("PENDING", "PartitionNodeLimit"),
+        scancel='echo "$@" > cancelled',
+    )
+    answer = call("submit", "9x4", "--", "train.py")
+    assert answer.status == 4 and "error[slurm-job-cannot-start]" in answer.err
+    assert (folder / "cancelled").read_text() == "12\n"
+
+
+def test_the_state_of_a_job_is_read_past_a_directory_that_looks_like_one() -> None:
+    state = parse_job(SCONTROL.format(state="RUNNING", reason="None", code="0:0"))
+    assert (state.state, state.reason, state.nodes) == ("RUNNING", "", "vn[1-2]")
+    assert state.log == "/home/me/a JobState=FAILED b/slurm-12.out"
+    assert parse_sacct("CANCELLED by 1000|n1") == JobState("CANCELLED", nodes="n1")
+
+
+@pytest.mark.parametrize(
+    ("reason", "why", "cured"),
+    [
+        ("PartitionNodeLimit", "fewer nodes", False),
+        ("AssocMaxGRESPerJob", "the account's limit of GPUs for one job is lower", False),
+        ("QOSMaxNodePerJobLimit", "the QOS's limit of nodes for one job is lower", False),
+        ("QOSMaxWallDurationPerJobLimit", "the QOS's limit of time for one job is lower", False),
+        ("QOSMaxMemoryPerNode", "the QOS's limit of memory for one node is lower", False),
+        ("AssocGrpGRES", "it starts when other jobs end", True),
+        ("QOSMaxJobsPerUserLimit", "it starts when other jobs end", True),
+        ("AssocGrpCPUMinutesLimit", "hours are used up", True),
+        ("ReqNodeNotAvail,_UnavailableNodes:vn[1-2]", "`sinfo -R`", True),
+        ("Unheard", "", True),
+    ],
+)
+def test_what_waiting_cures(reason: str, why: str, cured: bool) -> None:
+    said = never(reason)
+    assert (said is None) is cured and why in (waits_for(reason) if said is None else said)
+
+
+def test_every_end_and_every_wait_reads_well(golden: Golden) -> None:
+    found = [diagnosis("12", JobState(state, status="127")) for state in (*words()["ends"], "COMPLETED")]
+    assert found[-1] is None, "Slurm had no part in it"
+    waits = ("Resources", "Priority", "Dependency", "BeginTime", "JobHeldUser", "AssocGrpGRES", "PartitionConfig")
+    shown = [finding_text(as_finding(each, None), Terminal(80)) for each in found if each is not None]
+    shown += ["".join(f"{state_text(JobState('PENDING', reason))}\n" for reason in waits)]
+    golden("slurm-ends", "\n".join(shown))
 
 
 @pytest.mark.parametrize(
