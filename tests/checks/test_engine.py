@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,10 +52,6 @@ def broken(cpu: CpuFacts) -> Iterator[Finding]:
     yield error("broken", str(cpu.usable / 0), why="", fix="")
 
 
-def few_cpus() -> Facts:
-    return healthy_facts(cpu=CpuFacts(logical=2, affinity=2, quota_cpus=None, usable=2))
-
-
 def test_declaration_reads_name_docstring_and_parameters() -> None:
     check = declare("host", too_few_cpus)
     assert (check.code, check.family) == ("too-few-cpus", "host")
@@ -71,40 +68,32 @@ def test_parameter_that_is_no_fact_is_refused_at_once() -> None:
         declare("host", typo)
 
 
-def test_found_and_passed() -> None:
-    check = declare("host", too_few_cpus)
-    outcome = run_check(check, available(few_cpus(), healthy_launch(8), NO_SCRIPT))
-    assert outcome.status == "found"
-    assert [finding.what for finding in outcome.findings] == ["2 CPUs"]
-    assert run_check(check, available(healthy_facts(), healthy_launch(8), NO_SCRIPT)).status == "passed"
+FEW = healthy_facts(cpu=CpuFacts(logical=2, affinity=2, quota_cpus=None, usable=2))
+NO_CPU, NO_TORCH = healthy_facts(cpu=Unavailable("no /proc")), healthy_facts(torch=Unavailable("not installed"))
 
 
-def test_missing_fact_is_a_skip_with_its_reason() -> None:
-    outcome = run_check(
-        declare("host", too_few_cpus), available(healthy_facts(cpu=Unavailable("no /proc")), NO_LAUNCH, NO_SCRIPT)
-    )
-    assert (outcome.status, outcome.reason, outcome.findings) == ("skipped", "no /proc", ())
-
-
-def test_wanted_fact_falls_back_to_the_default() -> None:
-    assert run_check(declare("host", too_few_cpus), available(few_cpus(), NO_LAUNCH, NO_SCRIPT)).status == "passed"
-
-
-def test_accepted_fact_arrives_as_unavailable() -> None:
-    values = available(healthy_facts(torch=Unavailable("not installed")), NO_LAUNCH, NO_SCRIPT)
-    assert run_check(declare("torch", needs_torch), values).status == "skipped"
-    assert run_check(declare("torch", no_torch), values).findings[0].what == "not installed"
+@pytest.mark.parametrize(
+    ("function", "facts", "launch", "status", "says"),
+    [
+        (too_few_cpus, FEW, healthy_launch(8), "found", ["2 CPUs"]),
+        (too_few_cpus, healthy_facts(), healthy_launch(8), "passed", []),
+        (too_few_cpus, NO_CPU, NO_LAUNCH, "skipped", "no /proc"),
+        (too_few_cpus, FEW, NO_LAUNCH, "passed", []),  # what is only wanted falls back to the default
+        (needs_torch, NO_TORCH, NO_LAUNCH, "skipped", "not installed"),
+        (no_torch, NO_TORCH, NO_LAUNCH, "found", ["not installed"]),  # accepted as unavailable
+        (broken, healthy_facts(), NO_LAUNCH, "crashed", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_outcomes(function: Any, facts: Facts, launch: Any, status: str, says: str | list[str]) -> None:
+    outcome = run_check(declare("host", function), available(facts, launch, NO_SCRIPT))
+    assert outcome.status == status
+    assert says == (outcome.reason or [finding.what for finding in outcome.findings])
 
 
 def test_checks_of_a_module_are_its_public_generators() -> None:
     checks = checks_in(globals(), "host", torch=(no_torch, needs_torch))
     families = {check.code: check.family for check in checks}
     assert families == {"too-few-cpus": "host", "needs-torch": "torch", "no-torch": "torch", "broken": "host"}
-
-
-def test_crash_is_an_outcome() -> None:
-    outcome = run_check(declare("host", broken), available(healthy_facts(), NO_LAUNCH, NO_SCRIPT))
-    assert (outcome.status, outcome.reason) == ("crashed", "ZeroDivisionError: division by zero")
 
 
 @pytest.mark.parametrize("launch", [healthy_launch(), healthy_launch(1), ON_CPU, NO_LAUNCH], ids=["8", "1", "cpu", "-"])
@@ -181,6 +170,7 @@ def test_ignored_check_is_a_skip_that_says_so() -> None:
 )
 def test_unknown_ignore_is_refused_with_the_near_miss(code: str, fix: str) -> None:
     refuse_unknown(["gpu-busy", "torch-missing", "clock-skew", "numbers-differ", "data-not-divided"])
+    refuse_unknown(["comm-cut-off"], MEASURED)
     with pytest.raises(UsageError) as caught:
         refuse_unknown(["gpu-busy", code])
     assert caught.value.status is ExitStatus.USAGE and caught.value.findings[0].fix == fix

@@ -43,7 +43,7 @@ FIRES = (
         nvml=with_gpu(0, processes=(dataclasses.replace(ORPHAN, user="eve"),), memory_used_bytes=2 * GIB),
     ),
     fires("gpu-busy", "all GPUs are in use; wait or free one", launch=1, nvml=healthy_nvml(BUSY.gpus[3])),
-    fires("gpu-busy", "jupyter … 512 MiB", severity="warning", nvml=with_gpu(0, processes=(NOTEBOOK,))),
+    fires("gpu-busy", "jupyter … 512 MiB", "warning", nvml=with_gpu(0, processes=(NOTEBOOK,))),
     fires("gpu-busy", "not visible from here (40 GiB)", nvml=with_gpu(2, memory_used_bytes=40 * GIB)),
     fires(
         "gpu-exclusive-mode",
@@ -62,10 +62,10 @@ FIRES = (
     fires(
         "gpu-ecc-errors",
         "GPU 4 … 3 uncorrectable ECC errors … --gpu-reset -i 4",
-        severity="warning",
+        "warning",
         nvml=with_gpu(4, ecc_uncorrected=3),
     ),
-    fires("gpu-remap-pending", "GPU 4 … --gpu-reset -i 4", severity="warning", nvml=with_gpu(4, remap_pending=True)),
+    fires("gpu-remap-pending", "GPU 4 … --gpu-reset -i 4", "warning", nvml=with_gpu(4, remap_pending=True)),
     fires("gpu-remap-failed", "GPU 4 … replaced", nvml=with_gpu(4, remap_failed=True)),
     fires(
         "gpu-recovery-needed",
@@ -76,7 +76,7 @@ FIRES = (
     fires(
         "gpu-throttled",
         "GPU 2 … hardware thermal slowdown … 91 °C",
-        severity="warning",
+        "warning",
         nvml=with_gpu(2, throttle_reasons=("hardware thermal slowdown",), temperature_c=91),
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ddplaunch.scaling.compute import compute
@@ -21,20 +21,12 @@ def test_effective_batch_says_its_formula() -> None:
     )
 
 
-def test_accumulation_is_1_by_default_once_there_is_a_batch() -> None:
-    assert compute(ask(2, batch_size=8)).accum == Resolved(1, DEFAULT)
-    assert compute(ask(2, global_batch_size=8)).accum == Resolved(1, DEFAULT)
-
-
 def test_nothing_said_gives_nothing_but_the_world_size() -> None:
     request = ask(4)
     assert compute(request) == Numbers(world_size=request.world_size)
-
-
-def test_accumulation_without_a_batch_is_passed_on() -> None:
-    numbers = compute(ask(4, accum=2))
-    assert value(numbers.accum) == 2
-    assert numbers.global_batch_size is None
+    alone = compute(ask(4, accum=2))
+    assert value(alone.accum) == 2 and alone.global_batch_size is None
+    assert compute(ask(2, batch_size=8)).accum == compute(ask(2, global_batch_size=8)).accum == Resolved(1, DEFAULT)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +71,7 @@ def test_three_that_disagree_are_refused_with_the_product() -> None:
     assert "`--global-batch-size 128`" in text
 
 
+@settings(max_examples=30)
 @given(counts, counts, counts)
 def test_global_batch_inverts_the_effective_batch(world: int, batch: int, accum: int) -> None:
     whole = value(compute(ask(world, batch_size=batch, accum=accum)).global_batch_size)
@@ -86,6 +79,7 @@ def test_global_batch_inverts_the_effective_batch(world: int, batch: int, accum:
     assert value(compute(ask(world, global_batch_size=whole, accum=accum)).batch_size) == batch
 
 
+@settings(max_examples=30)
 @given(st.integers(1, 10**6), counts, counts)
 def test_every_neighbour_that_is_named_divides(whole: int, world: int, batch: int) -> None:
     assume(whole % (world * batch))
