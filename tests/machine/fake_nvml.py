@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import pickle
 import shutil
@@ -19,11 +20,17 @@ from ddplaunch.values.resolved import Unavailable
 
 SOURCE = (Path(__file__).parents[1] / "fakenvml") / "fakenvml.c"
 
+#: Answers for each environment of a list; the fake reads these variables again whenever NVML starts.
 PROBE = """
-import base64, pickle
+import base64, json, os, pickle, sys
 from ddplaunch.machine.nvml import probe_nvml
-print(base64.b64encode(pickle.dumps(probe_nvml())).decode())
+answers = []
+for variables in json.loads(sys.argv[1]):
+    os.environ.update(variables)
+    answers.append(probe_nvml())
+print(base64.b64encode(pickle.dumps(answers)).decode())
 """
+Answer = tuple[NvmlFacts | Unavailable, str | None]
 
 
 @dataclass(frozen=True)
@@ -48,25 +55,23 @@ class FakeNvml:
             "FAKE_NVML_STATE": str(path),
         }
 
-    def probe(self, count: int, state: Iterable[str] = ()) -> tuple[NvmlFacts | Unavailable, str | None]:
-        """Return what ``probe_nvml`` returns in a process that sees these GPUs."""
-        return self.probe_in(self.environment(count, state))
-
-    def facts(self, count: int, state: Iterable[str] = ()) -> NvmlFacts:
-        """Like ``probe``, where NVML works."""
-        facts, error = self.probe(count, state)
-        assert isinstance(facts, NvmlFacts), facts
-        assert error is None
-        return facts
+    def probes(self, *machines: tuple[int, Iterable[str]]) -> list[Answer]:
+        """Return what ``probe_nvml`` returns for each machine, a number of GPUs and their state, in one new process."""
+        variables = []
+        for number, (count, state) in enumerate(machines):
+            path = self.scratch / f"nvml-state-{number}"
+            path.write_text("".join(f"{line}\n" for line in state))
+            variables.append({"FAKE_NVML_COUNT": str(count), "FAKE_NVML_STATE": str(path)})
+        return self.probes_in(self.environment(0), variables)
 
     @staticmethod
-    def probe_in(environment: dict[str, str]) -> tuple[NvmlFacts | Unavailable, str | None]:
-        """Run ``probe_nvml`` in a new process with this environment."""
-        command = [sys.executable, "-c", PROBE]
+    def probes_in(environment: dict[str, str], variables: list[dict[str, str]]) -> list[Answer]:
+        """Run ``probe_nvml`` in a new process with this environment, once with each of ``variables``."""
+        command = [sys.executable, "-c", PROBE, json.dumps(variables)]
         result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
         assert result.returncode == 0, result.stderr
-        answer: tuple[NvmlFacts | Unavailable, str | None] = pickle.loads(base64.b64decode(result.stdout))
-        return answer
+        answers: list[Answer] = pickle.loads(base64.b64decode(result.stdout))
+        return answers
 
 
 @pytest.fixture(scope="session")

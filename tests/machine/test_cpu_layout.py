@@ -50,20 +50,16 @@ def test_the_cpuset_of_the_cgroup_is_told_from_an_affinity(tmp_path: Path) -> No
     assert machine(tmp_path, usable="0-3").allowed == 4, "of a container its first process tells it"
 
 
-def test_one_node_asks_for_no_devices(tmp_path: Path) -> None:
-    add_gpus(cpu_tree(tmp_path, sockets=1), 0)
-    found = machine(tmp_path, 1)
-    assert len(found.nodes) == 1 and not found.gpu_nodes
-
-
 def test_a_kernel_without_numa_or_topology_is_one_node_of_single_threads(tmp_path: Path) -> None:
     found = probe_layout(Unavailable("no NVML"), tmp_path, [0, 1, 2])
     assert found == CpuLayout((NumaNode(0, 0, ((0,), (1,), (2,))),), 3, 3)
 
 
-def test_nodes_without_cpus_are_memory_alone(tmp_path: Path) -> None:
-    write(cpu_tree(tmp_path, sockets=1) / "sys/devices/system/node/node7/cpulist", "")
-    assert [node.index for node in machine(tmp_path).nodes] == [0]
+def test_one_node_asks_for_no_devices_and_nodes_without_cpus_are_memory_alone(tmp_path: Path) -> None:
+    add_gpus(cpu_tree(tmp_path, sockets=1), 0)
+    write(tmp_path / "sys/devices/system/node/node7/cpulist", "")
+    found = machine(tmp_path, 1)
+    assert [node.index for node in found.nodes] == [0] and not found.gpu_nodes
 
 
 def test_contradictions_of_the_kernel_are_no_layout(tmp_path: Path) -> None:

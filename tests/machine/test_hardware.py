@@ -44,30 +44,24 @@ def v1(root: Path, controller: str, files: dict[str, str], inside: str = "/") ->
     return tree(root, f"5:{controller}:/docker/abc\n0::/\n", mountinfo, files)
 
 
-def test_v2_cpu_takes_the_tightest_level(tmp_path: Path) -> None:
-    facts = probe_cpu(v2(tmp_path, {"job/step/cpu.max": "max 100000\n", "job/cpu.max": "150000 100000\n"}))
-    assert facts.quota_cpus == 1.5
-    assert facts.usable == 1
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({"job/step/cpu.max": "max 100000\n", "job/cpu.max": "150000 100000\n"}, 1.5),  # the tightest level
+        ({"job/step/cpu.max": "max 100000\n"}, None),
+        ({"job/cpu.max": "50000 100000\n"}, 0.5),
+    ],
+)
+def test_v2_cpu(tmp_path: Path, files: dict[str, str], quota: float | None) -> None:
+    facts = probe_cpu(v2(tmp_path, files))
+    assert facts.quota_cpus == quota and facts.affinity == len(os.sched_getaffinity(0))
+    assert facts.usable == (1 if quota else facts.affinity), "a fraction of a CPU still counts as one"
 
 
-def test_v2_cpu_without_quota(tmp_path: Path) -> None:
-    facts = probe_cpu(v2(tmp_path, {"job/step/cpu.max": "max 100000\n"}))
-    assert facts.quota_cpus is None
-    assert facts.usable == facts.affinity == len(os.sched_getaffinity(0))
-
-
-def test_a_fraction_of_a_cpu_still_counts_as_one(tmp_path: Path) -> None:
-    assert probe_cpu(v2(tmp_path, {"job/cpu.max": "50000 100000\n"})).usable == 1
-
-
-def test_v1_cpu_quota(tmp_path: Path) -> None:
+def test_v1_cpu(tmp_path: Path) -> None:
     files = {"docker/abc/cpu.cfs_quota_us": "-1", "cpu.cfs_quota_us": "400000", "cpu.cfs_period_us": "100000"}
     assert probe_cpu(v1(tmp_path, "cpu", files)).quota_cpus == 4.0
-
-
-def test_v1_mount_that_shows_only_the_containers_part(tmp_path: Path) -> None:
-    files = {"cpu.cfs_quota_us": "200000", "cpu.cfs_period_us": "100000"}
-    assert probe_cpu(v1(tmp_path, "cpu", files, inside="/docker/abc")).quota_cpus == 2.0
+    assert probe_cpu(v1(tmp_path, "cpu", files, inside="/docker/abc")).quota_cpus == 4.0, "the container's part alone"
 
 
 def test_membership_outside_of_the_namespace_uses_the_mounts_top(tmp_path: Path) -> None:
@@ -97,40 +91,30 @@ def test_v1_memory(tmp_path: Path) -> None:
 
 
 def test_memory_without_limit(tmp_path: Path) -> None:
+    assert isinstance(probe_memory(tmp_path), Unavailable)
     facts = probe_memory(v1(tmp_path, "memory", {"docker/abc/memory.limit_in_bytes": "9223372036854771712"}))
     assert facts == MemoryFacts(16 * GIB, 8 * GIB, None)
 
 
-def test_memory_without_meminfo(tmp_path: Path) -> None:
-    assert isinstance(probe_memory(tmp_path), Unavailable)
+@pytest.mark.parametrize(("step", "least"), [("max", None), ("700", 512)])
+def test_pids_max_is_the_smallest_on_the_way_up(tmp_path: Path, step: str, least: int | None) -> None:
+    files = {"job/step/pids.max": step, "job/pids.max": "max" if least is None else "512"}
+    assert probe_limits(v2(tmp_path, files)).cgroup_pids_max == least
 
 
-def test_pids_max_is_the_smallest_on_the_way_up(tmp_path: Path) -> None:
-    assert probe_limits(v2(tmp_path, {"job/step/pids.max": "max", "job/pids.max": "512"})).cgroup_pids_max == 512
-
-
-def test_no_pids_limit(tmp_path: Path) -> None:
-    assert probe_limits(v2(tmp_path, {"job/pids.max": "max"})).cgroup_pids_max is None
-
-
-def test_this_machine() -> None:
+def test_this_machine(tmp_path: Path) -> None:
     memory, shm = probe_memory(), probe_shm()
     assert isinstance(memory, MemoryFacts) and isinstance(shm, ShmFacts)
     assert 0 < memory.available_bytes <= memory.total_bytes
     assert 0 < shm.free_bytes <= shm.size_bytes
     assert probe_cpu().usable >= 1
-
-
-def test_missing_shm_says_so(tmp_path: Path) -> None:
     assert probe_shm(tmp_path) == Unavailable("/dev/shm: No such file or directory")
 
 
 @pytest.mark.root
 def test_a_real_cgroup_with_a_quota() -> None:
     base = hardware.levels("cpu")
-    folder = Path(base.folders[0]) / "ddplaunch-test" if base.folders else None
-    if folder is None or os.geteuid() != 0:
-        pytest.skip("needs root and a mounted cgroup hierarchy")
+    folder = Path(base.folders[0] if base.folders else "/nowhere") / "ddplaunch-test"
     try:
         folder.mkdir()
     except OSError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -62,6 +61,8 @@ def test_route_to_this_host() -> None:
 
 def test_own_name_that_means_loopback() -> None:
     """It stands for the only network of the host; where there are two, nobody knows."""
+    assert probe_route("x", Unavailable("`x` does not resolve"), ()) == Unavailable("`x` does not resolve")
+    assert probe_route("x", (), ()) == Unavailable("this host has no route to `x`: it has no address")
     lo, docker = Interface("lo", True, True, ("127.0.0.1",)), Interface("docker0", True, False, ("172.17.0.1",))
     down, one = Interface("eth1", False, False, ("10.9.0.1",)), Interface("eth0", True, False, ("10.0.0.5", "fd00::5"))
     alone = probe_route("node-1", ("127.0.1.1",), (lo, docker, down, one))
@@ -79,20 +80,12 @@ def test_route_elsewhere() -> None:
     assert not route.is_local and route.local_address in dict.fromkeys(a for _, a in ipv4_addresses())
 
 
-def test_route_to_nowhere() -> None:
-    assert probe_route("x", Unavailable("`x` does not resolve"), ()) == Unavailable("`x` does not resolve")
-    assert probe_route("x", (), ()) == Unavailable("this host has no route to `x`: it has no address")
-
-
 def test_hosts_file_answers_without_a_resolver(tmp_path: Path) -> None:
     write(tmp_path / "etc/hosts", "127.0.1.1 node-1.example Node-1 # node-2\n10.0.0.1\tnode-1\n")
     assert network.look_up("node-1", 0, tmp_path)() == ("127.0.1.1", "10.0.0.1")
     assert network.in_hosts_file("127.0.1.1 node-1 # node-2\n", "node-2") == ()
-
-
-@pytest.mark.parametrize("address", ["10.0.0.1", "fe80::1%lo", "::1"])
-def test_addresses_need_no_resolver(address: str) -> None:
-    assert network.look_up(address, 0)() == (address,)
+    for address in ("10.0.0.1", "fe80::1%lo", "::1"):
+        assert network.look_up(address, 0)() == (address,), "not looked for"
 
 
 def test_resolver_in_a_child(tmp_path: Path) -> None:
@@ -115,7 +108,7 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1", "::"])
+@pytest.mark.parametrize("address", ["127.0.0.1", "::"])
 def test_a_taken_port_names_its_holder(address: str) -> None:
     holder = subprocess.Popen([sys.executable, "-c", HOLD, address], stdout=subprocess.PIPE, text=True)
     try:
@@ -137,19 +130,13 @@ def test_a_port_is_free_before_and_after() -> None:
     with socket.create_server(("127.0.0.1", port)):
         assert not probe_port(port).free
     assert probe_port(port).free
-    assert probe_port(port).free
 
 
 @pytest.mark.root
 def test_a_privileged_port_is_explained() -> None:
-    if os.geteuid() != 0:
-        fact = probe_port(1)
-    else:
-        code = "import os; os.setgid(65534); os.setuid(65534)\nfrom ddplaunch.machine.network import probe_port as p"
-        run = [sys.executable, "-c", f"from ddplaunch.machine import network\n{code}\nprint(p(1).error)"]
-        text = subprocess.run(run, capture_output=True, text=True, timeout=60, check=True).stdout
-        if "None" in text:
-            pytest.skip("unprivileged ports start below 1 here")
-        assert text.startswith("Permission denied: ports below ") and "CAP_NET_BIND_SERVICE" in text
-        return
-    assert fact.free or "CAP_NET_BIND_SERVICE" in (fact.error or "")
+    code = "import os; os.setgid(65534); os.setuid(65534)\nfrom ddplaunch.machine.network import probe_port as p"
+    run = [sys.executable, "-c", f"from ddplaunch.machine import network\n{code}\nprint(p(1).error)"]
+    text = subprocess.run(run, capture_output=True, text=True, timeout=60, check=True).stdout
+    if "None" in text:
+        pytest.skip("unprivileged ports start below 1 here")
+    assert text.startswith("Permission denied: ports below ") and "CAP_NET_BIND_SERVICE" in text

@@ -18,18 +18,24 @@ def pci(root: Path, slot: str, vendor: str, device_class: str) -> None:
     (directory / "class").write_text(device_class + "\n")
 
 
-def test_an_empty_tree_has_nothing(tmp_path: Path) -> None:
-    facts = probe_nvidia(None, tmp_path)
-    assert (facts.pci_gpus, facts.kernel_module_version, facts.device_nodes, facts.nvml_error) == (0, None, 0, None)
-
-
-def test_only_gpus_of_nvidia_count(tmp_path: Path) -> None:
+def test_only_gpus_and_their_own_device_nodes_count(tmp_path: Path) -> None:
+    nothing = probe_nvidia(None, tmp_path)
+    assert (nothing.pci_gpus, nothing.kernel_module_version, nothing.device_nodes, nothing.nvml_error) == (
+        0,
+        None,
+        0,
+        None,
+    )
     pci(tmp_path, "0000:01:00.0", "0x10de", "0x030000")
     pci(tmp_path, "0000:02:00.0", "0x10de", "0x030200")
     pci(tmp_path, "0000:01:00.1", "0x10de", "0x040300")  # the sound part of a graphics card
     pci(tmp_path, "0000:03:00.0", "0x10de", "0x068000")  # an NVSwitch
     pci(tmp_path, "0000:04:00.0", "0x8086", "0x030000")
-    assert probe_nvidia(None, tmp_path).pci_gpus == 2
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia0", "nvidia11", "nvidiactl", "nvidia-uvm", "nvidia-caps"):
+        (tmp_path / "dev" / name).touch()
+    found = probe_nvidia("Driver Not Loaded", tmp_path)
+    assert (found.pci_gpus, found.device_nodes, found.nvml_error) == (2, 2, "Driver Not Loaded")
 
 
 @pytest.mark.parametrize(
@@ -43,14 +49,6 @@ def test_version_of_the_kernel_module(tmp_path: Path, line: str) -> None:
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
     (tmp_path / "proc/driver/nvidia/version").write_text(f"{line}\nGCC version:  gcc version 12.3.0\n")
     assert probe_nvidia(None, tmp_path).kernel_module_version == "570.124.06"
-
-
-def test_device_nodes_without_the_control_nodes(tmp_path: Path) -> None:
-    (tmp_path / "dev").mkdir()
-    for name in ("nvidia0", "nvidia11", "nvidiactl", "nvidia-uvm", "nvidia-caps"):
-        (tmp_path / "dev" / name).touch()
-    assert probe_nvidia("Driver Not Loaded", tmp_path).device_nodes == 2
-    assert probe_nvidia("Driver Not Loaded", tmp_path).nvml_error == "Driver Not Loaded"
 
 
 def process(proc: Path, pid: int, *, parent: int = 1, command: bytes = b"", environment: bytes = b"") -> None:
@@ -86,21 +84,11 @@ def test_no_orphan(tmp_path: Path, init: bytes, parent: int, environment: bytes)
     assert gpu_process(70, None, str(tmp_path)).orphan is False
 
 
-def test_a_long_or_odd_command_stays_one_line(tmp_path: Path) -> None:
+def test_a_command_is_one_line_and_that_of_a_kernel_thread_its_name(tmp_path: Path) -> None:
     process(tmp_path, 70, command=b"python\0a\nb\xff\x1b[31m\0" + b"x" * 500)
     command = gpu_process(70, None, str(tmp_path)).command
-    assert command is not None
-    assert len(command) == _COMMAND_LENGTH
-    assert command.isprintable()
-
-
-def test_a_kernel_thread_shows_its_name(tmp_path: Path) -> None:
-    process(tmp_path, 70)
-    assert gpu_process(70, None, str(tmp_path)).command == "[name (of) it]"
-
-
-def test_this_very_process() -> None:
+    assert command is not None and len(command) == _COMMAND_LENGTH and command.isprintable()
+    process(tmp_path, 71)
+    assert gpu_process(71, None, str(tmp_path)).command == "[name (of) it]"
     found = gpu_process(os.getpid(), None)
-    assert found.user is not None
-    assert found.command is not None
-    assert found.orphan is False
+    assert found.user and found.command and found.orphan is False

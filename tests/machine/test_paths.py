@@ -56,32 +56,22 @@ def test_empty_and_full_folders(tmp_path: Path) -> None:
     assert (nothing.kind, nothing.empty) == ("file", True)
 
 
-def test_missing_data_has_no_sizes(tmp_path: Path) -> None:
-    fact = look(f"{tmp_path}/nope", "data")
-    assert (fact.kind, fact.free_bytes, fact.writable) == ("missing", None, False)
-
-
-def test_missing_output_describes_its_nearest_parent(tmp_path: Path) -> None:
-    fact = look(f"{tmp_path}/runs/today/out", "output")
-    assert (fact.kind, fact.writable, fact.error) == ("missing", True, None)
-    assert fact.free_bytes is not None
-
-
-def test_output_below_a_file_is_not_writable(tmp_path: Path) -> None:
+def test_of_missing_output_the_nearest_parent_is_described_of_missing_data_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    fact = look(f"{tmp_path}/file/out", "output")
-    assert (fact.kind, fact.writable, fact.error) == ("missing", False, f"{tmp_path}/file is not a directory")
+    asked: list[tuple[str, Role]] = [("nope", "data"), ("runs/today/out", "output"), ("file/out", "output")]
+    data, output, below = begin_looks([(f"{tmp_path}/{name}", role) for name, role in asked], 20)()
+    assert {data.kind, output.kind, below.kind} == {"missing"}
+    assert (data.free_bytes, data.writable) == (None, False)
+    assert (output.writable, output.error) == (True, None) and output.free_bytes is not None
+    assert (below.writable, below.error) == (False, f"{tmp_path}/file is not a directory")
 
 
-def test_a_pattern_stands_for_its_first_match(tmp_path: Path) -> None:
+def test_a_pattern_stands_for_its_first_match_and_names_may_be_no_utf8(tmp_path: Path) -> None:
     (tmp_path / "part-0.bin").write_bytes(b"x")
     assert look(f"{tmp_path}/*.bin", "data").kind == "file"
     assert look(f"{tmp_path}/*.txt", "data").kind == "missing"
     (tmp_path / "[raw]").mkdir()
     assert look(f"{tmp_path}/[raw]", "data").kind == "directory"
-
-
-def test_names_that_are_no_utf8(tmp_path: Path) -> None:
     name = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe")
     Path(name).touch()
     assert look(name, "data").kind == "file"

@@ -29,26 +29,16 @@ def fake_torch(folder: Path, version: str, monkeypatch: pytest.MonkeyPatch, init
     monkeypatch.delitem(sys.modules, "torch", raising=False)
 
 
-def test_a_cuda_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_builds_and_what_only_looks_like_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_torch(tmp_path, VERSION, monkeypatch)
     flags = frozenset({"--nproc-per-node"})
     assert probe_torch() == TorchFacts("2.7.1+cu126", f"{tmp_path}/torch", "12.6", None, flags, "2.26.2")
-
-
-def test_a_rocm_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_torch(tmp_path, OLD_VERSION, monkeypatch)
-    facts = probe_torch()
-    assert isinstance(facts, TorchFacts)
-    assert (facts.version, facts.cuda, facts.hip) == ("2.3.0+rocm6.0", None, "6.0.32830")
-
-
-def test_a_folder_that_only_looks_like_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_torch(tmp_path, "", monkeypatch)
-    facts = probe_torch()
-    assert isinstance(facts, Unavailable) and f"would load {tmp_path}/torch" in facts.reason
-
-
-def test_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch" / "version.py").write_text(OLD_VERSION)
+    rocm = probe_torch()
+    assert isinstance(rocm, TorchFacts) and (rocm.version, rocm.cuda, rocm.hip) == ("2.3.0+rocm6.0", None, "6.0.32830")
+    (tmp_path / "torch" / "version.py").write_text("")
+    looks = probe_torch()
+    assert isinstance(looks, Unavailable) and f"would load {tmp_path}/torch" in looks.reason
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.setattr(sys, "meta_path", [])
     monkeypatch.delitem(sys.modules, "torch", raising=False)
@@ -61,19 +51,12 @@ def test_flags_come_from_the_parser_alone() -> None:
     assert torchrun_flags(source) == {"--tee", "--log-dir"}
 
 
-def test_the_installed_torch() -> None:
-    facts = probe_torch()
-    if isinstance(facts, Unavailable):
-        pytest.skip(facts.reason)
-    assert {"--nproc-per-node", "--rdzv-conf", "--logs-specs"} <= facts.torchrun_flags
-    assert "--arg1" not in facts.torchrun_flags
-
-
 @pytest.mark.slow
 def test_the_installed_torch_imports() -> None:
     pytest.importorskip("torch")
     facts, found = probe_torch(), torch_child.finish(torch_child.start_import())
     assert isinstance(facts, TorchFacts) and isinstance(found, TorchImport)
+    assert {"--nproc-per-node", "--rdzv-conf", "--logs-specs"} <= facts.torchrun_flags
     assert found.version == facts.version
     assert found.cuda_available is (found.cuda_error is None)
     if facts.cuda is None and facts.hip is None:
@@ -92,14 +75,17 @@ def child_with(folder: Path, init: str, monkeypatch: pytest.MonkeyPatch, hangs_a
     return found
 
 
-def test_an_import_that_fails_tells_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = child_with(tmp_path, "raise ImportError('libcudnn.so.9: cannot open')", monkeypatch)
-    assert found.reason.endswith("ImportError: libcudnn.so.9: cannot open")
-
-
-def test_an_import_that_crashes_tells_the_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = child_with(tmp_path, "import os; os.kill(os.getpid(), 11)", monkeypatch)
-    assert found.reason.endswith("ended by SIGSEGV")
+@pytest.mark.parametrize(
+    ("init", "reason"),
+    [
+        ("raise ImportError('libcudnn.so.9: cannot open')", "ImportError: libcudnn.so.9: cannot open"),
+        ("import os; os.kill(os.getpid(), 11)", "ended by SIGSEGV"),
+    ],
+)
+def test_an_import_that_fails_tells_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, init: str, reason: str
+) -> None:
+    assert child_with(tmp_path, init, monkeypatch).reason.endswith(reason)
 
 
 def test_an_import_that_hangs_is_ended_with_its_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
