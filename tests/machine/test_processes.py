@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -49,20 +50,19 @@ GUARD = process(
 @pytest.mark.parametrize(
     ("command", "launches"),
     [
-        (TORCHRUN, True),
-        (("/opt/python", "-P", "-u", "-m", "torch.distributed.run", "--nnodes=1"), True),
-        (("/opt/python", "/opt/bin/torchrun", "train.py"), True),
-        (("/opt/python", "/opt/bin/accelerate", "launch", "train.py"), True),
-        (("/opt/python", "-u", "-m", "deepspeed.launcher.launch", "train.py"), True),
-        (("/opt/python", "-u", "train.py", "--launcher", "torchrun"), False),
-        (("/opt/python", "-m", "ddplaunch.examples.train_char"), False),
-        (("bash", "-c", "torchrun train.py"), False),
-        (("/opt/python", "-m"), False),
-        ((), False),
+        ("python -P -u -m torch.distributed.run --nnodes=1", True),
+        ("/opt/python /opt/bin/torchrun train.py", True),
+        ("/opt/python /opt/bin/accelerate launch train.py", True),
+        ("/opt/python -u -m deepspeed.launcher.launch train.py", True),
+        ("/opt/python -u train.py --launcher torchrun", False),
+        ("/opt/python -m ddplaunch.examples.train_char", False),
+        ("bash -c 'torchrun train.py'", False),
+        ("/opt/python -m", False),
+        ("", False),
     ],
 )
-def test_what_starts_ranks(command: tuple[str, ...], launches: bool) -> None:
-    assert is_launcher(process(5, command=command)) is launches
+def test_what_starts_ranks(command: str, launches: bool) -> None:
+    assert is_launcher(process(5, command=tuple(shlex.split(command)))) is launches
 
 
 def test_a_run_is_its_launcher_and_what_that_started() -> None:
@@ -160,48 +160,31 @@ def test_processes_that_vanish_or_may_not_be_read(tmp_path: Path) -> None:
         71: Process(71, 1, 71, "S", 4711, os.getuid(), "a b) c", (), None)  # nobody may look into its environment
     }
     assert process_table(str(tmp_path / "nothing")) == {}
-
-
-def stat_line(flags: int = 0, env_end: int = 0) -> str:
-    """/proc/80/stat of a process that runs: its ninth field is ``flags``, its 51st ``env_end``."""
-    fields = ["R", 1, 80, 80, 0, -1, flags, *[0] * 12, 4711, *[0] * 28, env_end, 0]
-    return f"80 (python) {' '.join(map(str, fields))}\n"
+    me = read_process(os.getpid())
+    assert me is not None and me == process_table()[os.getpid()]
+    assert 0 <= time.time() - (start_s(me.start_ticks) or 0.0) < 86400
 
 
 def test_a_process_that_is_becoming_a_rank_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """execve(2) lets the starter go on before arguments and environment can be read (seen 138 times of 300)."""
-    place = tmp_path / "80"
+    place, waits = tmp_path / "80", []
     place.mkdir()
-    (place / "stat").write_text(stat_line())
-    for name in ("cmdline", "environ"):
-        (place / name).write_bytes(b"")
 
     def kernel_goes_on(_: float) -> None:
+        waits.append(1)
         (place / "cmdline").write_bytes(b"python\0train.py\0")
         (place / "environ").write_bytes(b"RANK=3\0LOCAL_RANK=1\0")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(time, "sleep", kernel_goes_on)
+    monkeypatch.setattr(time, "sleep", kernel_goes_on)
+    # (flags, where its environment ends): becoming a rank; started with no variables; on its way out
+    for number, (flags, env_end) in enumerate(((0, 0), (0, 140_000), (0x4, 0))):
+        fields = ["R", 1, 80, 80, 0, -1, flags, *[0] * 12, 4711, *[0] * 28, env_end, 0]
+        (place / "stat").write_text(f"80 (python) {' '.join(map(str, fields))}\n")
+        for name in ("cmdline", "environ"):
+            (place / name).write_bytes(b"")
         seen = read_process(80, str(tmp_path))
-    assert seen is not None and (seen.command, seen.mark("RANK")) == (("python", "train.py"), "3")
-
-    def never(_: float) -> None:
-        raise AssertionError("it was waited for")
-
-    for line in (stat_line(env_end=140_000), stat_line(flags=0x4)):  # started with no variables; on its way out
-        (place / "stat").write_text(line)
-        (place / "environ").write_bytes(b"")
-        with monkeypatch.context() as patched:
-            patched.setattr(time, "sleep", never)
-            seen = read_process(80, str(tmp_path))
-        assert seen is not None and seen.environment == {}
-
-
-def test_this_very_process() -> None:
-    me = read_process(os.getpid())
-    assert me is not None and me == process_table()[os.getpid()]
-    began = start_s(me.start_ticks)
-    assert began is not None and 0 <= time.time() - began < 86400
+        assert seen is not None and len(waits) == 1
+        assert (seen.command, seen.mark("RANK")) == ((("python", "train.py"), "3") if number == 0 else ((), None))
 
 
 @pytest.mark.parametrize(
@@ -219,10 +202,7 @@ def test_who_adopts_orphans(tmp_path: Path, name: str, innermost: str, maps: str
     (place / "status").write_text(f"Name:\t{name}\nNSpid:\t812\t{innermost}\n")
     (place / "maps").write_text(f"{maps}\n")
     assert adopts_orphans(process(812, name=name), str(tmp_path)) is adopts
-
-
-def test_init_adopts_also_where_nothing_of_it_may_be_read(tmp_path: Path) -> None:
-    assert adopts_orphans(process(1), str(tmp_path)) is True
+    assert adopts_orphans(process(1), str(tmp_path)) is True, "also where nothing of init may be read"
 
 
 @pytest.mark.root
