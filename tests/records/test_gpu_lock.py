@@ -8,6 +8,8 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from multiprocessing import Queue, get_context
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
@@ -18,43 +20,12 @@ from ddplaunch.records.gpu_lock import _DEFAULT_DIRECTORY, GpuLocks, lock_direct
 from ddplaunch.values.finding import RefusedError
 from tests.planning.test_gpus import named
 
-SHARED = """
-import os, sys, time
-from pathlib import Path
-from ddplaunch.values.finding import RefusedError
-from ddplaunch.planning.gpus import GIB
-from ddplaunch.machine.facts import Gpu, NvmlFacts
-from ddplaunch.records.gpu_lock import GpuLocks, pick_free
-"""
-RACE = (
-    SHARED
-    + """
-gpus = tuple(Gpu(i, f"GPU-{i}", "H100", memory_total_bytes=80 * GIB, memory_used_bytes=0) for i in range(8))
-locks = GpuLocks(Path(sys.argv[1]))
-print("ready", flush=True)
-sys.stdin.readline()
-try:
-    chosen = pick_free(sys.argv[2], NvmlFacts("1", (12, 8), gpus), None, locks, None)
-    print(*(entry.uuid for entry in chosen.entries), flush=True)
-except RefusedError as error:
-    print(error.findings[0].code, flush=True)
-sys.stdin.readline()
-"""
-)
-EXEC = (
-    SHARED
-    + """
-locks = GpuLocks(Path(sys.argv[1]))
-assert locks.try_hold("GPU-0")
-program = '''
+#: Becomes a program that starts another one, tells its pid and waits.
+AGENT = """
 import subprocess, sys
-worker = subprocess.Popen([sys.executable, "-c", "import time; print('worker', flush=True); time.sleep(600)"])
-print("agent", worker.pid, flush=True)
+print(subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL).pid, flush=True)
 sys.stdin.readline()
-'''
-os.execve(sys.executable, [sys.executable, "-c", program], dict(os.environ))
 """
-)
 
 
 def facts(count: int) -> NvmlFacts:
@@ -62,50 +33,44 @@ def facts(count: int) -> NvmlFacts:
     return NvmlFacts("570.124.06", (12, 8), tuple(gpus))
 
 
-def start(program: str, *words: str | Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", program, *map(str, words)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
-def line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
-def go_on(process: subprocess.Popen[str]) -> None:
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.communicate(timeout=60)
+def launch_in_race(folder: Path, ready: Barrier, over: Barrier, answers: Queue[list[str] | str]) -> None:
+    ready.wait(60)
+    try:
+        chosen = pick_free("free:2", facts(8), None, GpuLocks(folder), None)
+        answers.put([entry.gpu.uuid for entry in chosen.entries])
+    except RefusedError as error:
+        answers.put(error.findings[0].code)
+    over.wait(60)
 
 
 def test_twelve_launches_race_for_eight_gpus(tmp_path: Path) -> None:
-    processes = [start(RACE, tmp_path / "locks", "free:2") for _ in range(12)]
-    try:
-        assert {line(process) for process in processes} == {"ready"}
-        for process in processes:
-            go_on(process)
-        answers = [line(process) for process in processes]
-    finally:
-        for process in processes:
-            end(process)
-    held = [name for answer in answers if answer != "gpus-not-free" for name in answer.split()]
+    fork = get_context("fork")
+    ready, over, answers = fork.Barrier(12), fork.Barrier(13), fork.Queue()
+    launches = [fork.Process(target=launch_in_race, args=(tmp_path, ready, over, answers)) for _ in range(12)]
+    for each in launches:
+        each.start()
+    told = [answers.get(timeout=60) for _ in launches]
+    over.wait(60)
+    for each in launches:
+        each.join(60)
+    held = [name for answer in told if answer != "gpus-not-free" for name in answer]
     assert sorted(held) == [f"GPU-{index}" for index in range(8)]
-    assert answers.count("gpus-not-free") == 12 - 8 // 2
+    assert told.count("gpus-not-free") == 12 - 8 // 2
 
 
 def test_the_lock_survives_exec_and_goes_with_the_agent_not_with_its_workers(tmp_path: Path) -> None:
-    agent = start(EXEC, tmp_path)
+    locks = GpuLocks(tmp_path)
+    agent = subprocess.Popen(
+        [sys.executable, "-SEc", AGENT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        preexec_fn=lambda: GpuLocks(tmp_path).try_hold("GPU-0"),
+        close_fds=False,
+    )
     worker: int | None = None
     try:
-        words = sorted([line(agent), line(agent)])  # the worker's line may come first
-        assert words[1] == "worker"
-        worker = int(words[0].split()[1])
-        locks = GpuLocks(tmp_path)
+        assert agent.stdout is not None
+        worker = int(agent.stdout.readline())
         assert locks.locked(["GPU-0", "GPU-1"]) == {"GPU-0"}
         assert not locks.try_hold("GPU-0")
         os.kill(agent.pid, signal.SIGKILL)
@@ -117,7 +82,8 @@ def test_the_lock_survives_exec_and_goes_with_the_agent_not_with_its_workers(tmp
     finally:
         if worker is not None:
             os.kill(worker, signal.SIGKILL)
-        end(agent)
+        agent.kill()
+        agent.communicate(timeout=60)
 
 
 def test_what_is_held_here_is_not_locked_by_others(tmp_path: Path) -> None:
@@ -139,13 +105,9 @@ def test_a_named_gpu_is_shared_but_said(tmp_path: Path) -> None:
     assert selection.notes == ("GPU 0 is held by another ddplaunch launch",)
     first.release()
     second.release()
-
-
-def test_a_refusal_leaves_no_lock(tmp_path: Path) -> None:
-    locks = GpuLocks(tmp_path)
     with pytest.raises(RefusedError):
-        pick_free("free:3", facts(2), None, locks, None)
-    assert locks.held == {}
+        pick_free("free:3", facts(2), None, first, None)
+    assert first.held == {}, "a refusal leaves no lock"
 
 
 def test_every_user_may_lock(tmp_path: Path) -> None:
@@ -159,14 +121,6 @@ def test_every_user_may_lock(tmp_path: Path) -> None:
     (file,) = (tmp_path / "locks").iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o666
     locks.release()
-
-
-def launches_unlocked(locks: GpuLocks) -> None:
-    selection = pick_free("free:1", facts(1), None, locks, None)
-    assert named(selection) == "0"
-    assert len(selection.notes) == 1
-    assert selection.notes[0].startswith("GPUs are not locked against other launches: ")
-    assert locks.held == {}
 
 
 @pytest.mark.parametrize("kind", ["file above", "file", "folder's link", "symlink", "hardlink", "pipe"])
@@ -188,7 +142,11 @@ def test_where_locks_cannot_be_made_the_launch_goes_on_and_nothing_planted_is_wr
         "pipe": lambda: os.mkfifo(planted),
     }
     make[kind]()
-    launches_unlocked(GpuLocks(locks / "below" if kind == "file above" else locks))
+    unlocked = GpuLocks(locks / "below" if kind == "file above" else locks)
+    selection = pick_free("free:1", facts(1), None, unlocked, None)
+    (note,) = selection.notes
+    assert named(selection) == "0" and note.startswith("GPUs are not locked against other launches: ")
+    assert unlocked.held == {}
     assert victim.read_text() == "precious" and list(folder.iterdir()) == []
 
 

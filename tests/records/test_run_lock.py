@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -52,40 +51,34 @@ def node(number: int | None) -> Launch:
     return dataclasses.replace(first, run_id="one", topology=dataclasses.replace(first.topology, node_rank=rank))
 
 
-def held_by_another_process(base: Path, holder: Holder, which: str) -> subprocess.Popen[str]:
+def held_by_another_process(base: Path, holder: Holder, one: Launch) -> subprocess.Popen[str]:
     """Hold the run in a process that became another program, as ddplaunch becomes torchrun."""
-    code = (
-        "import sys, os; from pathlib import Path; from tests.records.test_run_lock import ONE, hold_run, node\n"
-        f"hold_run(Path(sys.argv[1]), {which}, {holder!r}).pass_on()\n"
-        "os.execvp('sh', ['sh', '-c', 'echo held; exec sleep 300'])"
+    return subprocess.Popen(
+        ["sleep", "300"], preexec_fn=lambda: hold_run(base, one, holder).pass_on(), close_fds=False, text=True
     )
-    one = subprocess.Popen([sys.executable, "-c", code, str(base)], stdout=subprocess.PIPE, text=True)
-    assert one.stdout is not None and one.stdout.readline() == "held\n"
-    return one
 
 
-CASES: tuple[tuple[Holder, str, Holder, Launch, bool], ...] = (
-    ("node", "ONE", "node", ONE, False),
-    ("node", "ONE", "launcher", ONE, False),
-    ("launcher", "ONE", "launcher", ONE, False),
-    ("launcher", "ONE", "node", ONE, False),
-    ("launcher", "ONE", "host", node(0), True),  # its own
-    ("host", "node(0)", "host", node(1), True),
-    ("host", "node(0)", "host", node(0), False),
-    ("node", "node(0)", "node", node(1), True),  # nodes of one launch, on one disk
-    ("node", "node(0)", "node", node(0), False),
-    ("node", "node(0)", "node", ONE, False),
-    ("node", "node(None)", "node", node(None), True),  # torchrun numbers these
-    ("node", "node(None)", "node", ONE, False),
+@pytest.mark.parametrize(
+    ("there", "theirs", "holder", "mine", "welcome"),
+    [
+        ("node", ONE, "node", ONE, False),
+        ("node", ONE, "launcher", ONE, False),
+        ("launcher", ONE, "launcher", ONE, False),
+        ("launcher", ONE, "node", ONE, False),
+        ("launcher", ONE, "host", node(0), True),  # its own
+        ("host", node(0), "host", node(1), True),
+        ("host", node(0), "host", node(0), False),
+        ("node", node(0), "node", node(1), True),  # nodes of one launch, on one disk
+        ("node", node(0), "node", node(0), False),
+        ("node", node(0), "node", ONE, False),
+        ("node", node(None), "node", node(None), True),  # torchrun numbers these
+        ("node", node(None), "node", ONE, False),
+    ],
 )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("there", "which", "holder", "mine", "welcome"), CASES)
 def test_who_may_have_the_id_of_a_live_run(
-    tmp_path: Path, there: Holder, which: str, holder: Holder, mine: Launch, welcome: bool
+    tmp_path: Path, there: Holder, theirs: Launch, holder: Holder, mine: Launch, welcome: bool
 ) -> None:
-    with held_by_another_process(tmp_path, there, which) as first:
+    with held_by_another_process(tmp_path, there, theirs) as first:
         try:
             if welcome:
                 refuse_taken(tmp_path, mine, holder)
@@ -98,6 +91,8 @@ def test_who_may_have_the_id_of_a_live_run(
                 assert finding.code == "run-id-in-use"
                 assert finding.what == f"run one is live: pid {first.pid} on {host_name()} has it"
             assert is_held(tmp_path / "runs" / "one")
+            with hold_run(tmp_path / "elsewhere", mine, holder) as held:
+                assert held.locks, "an id of one's own in another directory"
         finally:
             first.kill()
     refuse_taken(tmp_path, mine, holder)
@@ -117,11 +112,12 @@ def test_asking_makes_nothing(tmp_path: Path) -> None:
 def test_a_run_that_has_just_ended_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its guard lets go a moment after torchrun."""
     monkeypatch.setattr(run_lock, "_WAIT_S", 60.0)
-    with held_by_another_process(tmp_path, "node", "ONE") as first:
-        killer = subprocess.Popen(["sh", "-c", f"sleep 0.3; kill {first.pid}"])
-        with hold_run(tmp_path, ONE) as held:
-            assert held.locks
-        killer.wait()
+    with (
+        held_by_another_process(tmp_path, "node", ONE) as first,
+        subprocess.Popen(["sh", "-c", f"sleep 0.3; kill {first.pid}"]),
+        hold_run(tmp_path, ONE) as held,
+    ):
+        assert held.locks
 
 
 def test_a_disk_without_locks_is_named_and_the_record_looked_at(
@@ -159,7 +155,7 @@ def test_what_a_rank_leaves_behind_does_not_hold_the_id(tmp_path: Path) -> None:
 
 def test_a_held_record_is_not_cleaned(tmp_path: Path) -> None:
     outcome(record(tmp_path, "one", begun_s=time.time() - 3600))
-    with held_by_another_process(tmp_path, "host", "node(1)") as first:
+    with held_by_another_process(tmp_path, "host", node(1)) as first:
         found = old_records(tmp_path, 0, (), host_name())
         assert found.removable == () and [reason for _, reason in found.kept] == ["it runs"]
         first.kill()
@@ -240,18 +236,27 @@ def test_two_launches_of_one_id_are_two_runs(twins: tuple[str, list[int], list[i
     found = [run for run in runs_in(process_table()) if run.run_id == run_id]
     assert {run.launch: [each.pid for each in run.ranks] for run in found} == {"aaaa": first, "bbbb": second}
     assert [len(run.launchers) for run in found] == [1, 1]
+    job = HostJob.__new__(HostJob)
+    job._run = (run_id, os.geteuid(), "aaaa")
+    left = {process.pid for process in job._left()}
+    assert left >= set(first) and not left & set(second)
 
 
-def test_what_lives_of_a_launch_is_not_that_of_another_directory(start_run: StartRun, tmp_path: Path) -> None:
+def test_what_lives_of_a_launch_is_not_that_of_another_directory(
+    start_run: StartRun, call: Call, tmp_path: Path
+) -> None:
     one = start_run("twin", ranks=1, DDPLAUNCH_LAUNCH="aaaa")
     directory = tmp_path / "other" / ".ddplaunch" / "runs" / one.run_id
     assert live_run(directory, os.getpid()) is None
     found = live_run(directory, one.launcher.pid)
     assert found is not None and found.launch == "aaaa"
+    other = start_run("twin", ranks=1, DDPLAUNCH_LAUNCH="bbbb", DDPLAUNCH_RUN_ID=one.run_id)
     one.lose_launcher()
     assert live_run(directory, one.launcher.pid) is None
     (tmp_path / ".ddplaunch" / "runs" / one.run_id).mkdir(parents=True)
     assert live_run(tmp_path / ".ddplaunch" / "runs" / one.run_id, 0) is not None, "its record says so"
+    assert call("clean", one.run_id, "--yes").status == 0
+    assert not one.session_pids and alive(other.session_pids), "orphans end though another launch of the id lives"
 
 
 def test_stop_on_a_host_ends_the_launch_that_is_meant(twins: tuple[str, list[int], list[int]]) -> None:
@@ -264,24 +269,6 @@ def test_stop_on_a_host_ends_the_launch_that_is_meant(twins: tuple[str, list[int
     assert not alive(first) and alive(second)
 
 
-def test_a_host_whose_program_has_ended_ends_nothing_of_another_launch(
-    twins: tuple[str, list[int], list[int]],
-) -> None:
-    run_id, first, second = twins
-    job = HostJob.__new__(HostJob)
-    job._run = (run_id, os.geteuid(), "aaaa")
-    left = {process.pid for process in job._left()}
-    assert left >= set(first) and not left & set(second)
-
-
-def test_orphans_of_an_id_are_found_though_another_launch_of_it_lives(start_run: StartRun, call: Call) -> None:
-    lost = start_run("twin", ranks=1, DDPLAUNCH_LAUNCH="aaaa")
-    other = start_run("twin", ranks=1, DDPLAUNCH_LAUNCH="bbbb", DDPLAUNCH_RUN_ID=lost.run_id)
-    lost.lose_launcher()
-    assert call("clean", lost.run_id, "--yes").status == 0
-    assert not lost.session_pids and alive(other.session_pids)
-
-
 @pytest.mark.slow
 def test_a_second_launch_of_a_live_run_is_refused_and_harms_nothing(folder: Path) -> None:
     ready, go = folder / "ready", folder / "go"
@@ -292,13 +279,11 @@ def test_a_second_launch_of_a_live_run_is_refused_and_harms_nothing(folder: Path
         try:
             assert wait_for(ready.exists, 120.0)
             second = spawn([*options, "train.py"], folder)
-            elsewhere = spawn(["run", "1", "--device", "cpu", "--run-dir", "other", *options[4:], "/bin/true"], folder)
         finally:
             go.touch()
         assert first.wait(120) == 0
     assert second.returncode == 4, second.stderr
     assert f"run same is live: pid {first.pid} on {host_name()} has it".encode() in second.stderr
-    assert elsewhere.returncode == 0, elsewhere.stderr  # an id of one's own in another directory
     output = Path(".ddplaunch/runs/same/node-0/attempt-0/rank-0.out")
     assert (folder / output).read_text() == "first\n"
     third = spawn([*options, "/bin/echo", "third"], folder)
@@ -307,10 +292,3 @@ def test_a_second_launch_of_a_live_run_is_refused_and_harms_nothing(folder: Path
     assert (folder / ".ddplaunch/runs/same/node-0/before-1/attempt-0/rank-0.out").read_text() == "first\n"
     tokens = re.compile(rb"DDPLAUNCH_LAUNCH=[0-9a-f]{32}")
     assert not any(tokens.search(path.read_bytes()) for path in folder.rglob("run.json"))
-
-
-def test_the_token_is_random_and_for_one_launch() -> None:
-    from ddplaunch.cli.execute import new_token
-
-    made: list[Callable[[], str]] = [new_token] * 50
-    assert len({each() for each in made}) == 50
