@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,23 +74,18 @@ def test_a_record_is_for_its_owner_and_holds_no_secret_and_nothing_made_from_one
 
 def test_the_key_is_the_users_alone(tmp_path: Path) -> None:
     environ = {"XDG_STATE_HOME": str(tmp_path)}
-    path = tmp_path / "ddplaunch" / "key"
+    path, planted = tmp_path / "ddplaunch" / "key", tmp_path / "planted"
     first = user_key(environ)
     assert first is not None and user_key(environ) == first and len(first) == 32
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and [each.name for each in path.parent.iterdir()] == ["key"]
     path.chmod(0o640)
     assert user_key(environ) is None  # others of the group may have read it
-    path.unlink()
-    path.symlink_to(tmp_path / "planted")
-    (tmp_path / "planted").write_bytes(b"x" * 32)
-    assert user_key(environ) is None
-    path.unlink()
-    os.mkfifo(path, 0o600)
-    assert user_key(environ) is None
-    path.unlink()
-    path.write_bytes(b"short")
-    path.chmod(0o600)
-    assert user_key(environ) is None
+    planted.write_bytes(b"x" * 32)
+    for make in (lambda: path.symlink_to(planted), lambda: os.mkfifo(path, 0o600), lambda: path.write_bytes(b"short")):
+        path.unlink()
+        make()
+        path.chmod(0o600)
+        assert user_key(environ) is None
     assert user_key({}) is None and user_key({"HOME": "/proc/nowhere"}) is None
 
 
@@ -110,40 +106,24 @@ def test_git_and_latest(tmp_path: Path) -> None:
     assert sorted(path.name for path in base.iterdir()) == [".gitignore", "latest", "runs"]
 
 
-def test_a_record_is_worth_more_than_what_keeps_git_away(tmp_path: Path) -> None:
-    base = tmp_path / ".ddplaunch"
-    base.mkdir(0o700)
-    os.mkfifo(base / ".gitignore")
-    written = record(base)
+def test_a_directory_that_was_there_before_keeps_what_it_has(tmp_path: Path) -> None:
+    (tmp_path / "latest").write_text("mine")
+    assert isinstance(record(tmp_path), Path)
+    assert (tmp_path / "latest").read_text() == "mine" and not (tmp_path / ".gitignore").exists()
+    os.mkfifo(tmp_path / ".gitignore")
+    written = record(tmp_path, launch(run_id="second"))
     assert isinstance(written, Path) and (written / "run.json").exists()
 
 
-def test_a_directory_that_was_there_before_is_not_hidden_from_git(tmp_path: Path) -> None:
-    assert isinstance(record(tmp_path), Path)
-    assert not (tmp_path / ".gitignore").exists()
-
-
-def test_what_is_called_latest_but_is_no_link_stays(tmp_path: Path) -> None:
-    (tmp_path / "latest").write_text("mine")
-    assert isinstance(record(tmp_path), Path)
-    assert (tmp_path / "latest").read_text() == "mine"
-
-
 def test_later_nodes_do_not_overwrite_the_first(tmp_path: Path) -> None:
-    import dataclasses
-
     first = two_nodes()
     rank = first.topology.node_rank
     assert rank is not None
-    second = dataclasses.replace(
-        first, topology=dataclasses.replace(first.topology, node_rank=dataclasses.replace(rank, value=1))
-    )
+    second = replace(first, topology=replace(first.topology, node_rank=replace(rank, value=1)))
     directory = record(tmp_path, first)
     assert record(tmp_path, second) == directory
-    assert sorted(str(path.relative_to(directory)) for path in Path(directory).rglob("*.json")) == [
-        "node-1/run.json",
-        "run.json",
-    ]
+    written = {str(path.relative_to(directory)) for path in Path(directory).rglob("*.json")}
+    assert written == {"node-1/run.json", "run.json"}
 
 
 def test_a_base_that_takes_nothing_is_named(tmp_path: Path) -> None:
@@ -171,59 +151,54 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
-def test_a_working_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
-    assert isinstance(record(tmp_path / "base"), (str, Path))
-
-
-def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
+def test_names_that_are_not_utf_8_in_a_working_directory_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory = record(tmp_path, launch(target=Target("script", "\udcff.py")))
     assert isinstance(directory, Path)
     assert json.loads((directory / "run.json").read_text())["plan"]["target"]["name"] == "\udcff.py"
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert "No such file or directory" in str(record(tmp_path / "base"))
 
 
-def test_64_at_once(tmp_path: Path) -> None:
+def test_16_at_once(tmp_path: Path) -> None:
     base = tmp_path / ".ddplaunch"
     results: list[Path | str] = []
-    barrier = threading.Barrier(64)
+    barrier = threading.Barrier(16)
 
     def work() -> None:
         barrier.wait()
         results.append(record(base, launch(run_id=new_run_id())))
 
-    threads = [threading.Thread(target=work) for _ in range(64)]
+    threads = [threading.Thread(target=work) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert [result for result in results if isinstance(result, str)] == []
-    assert len(list(base.glob("runs/*/run.json"))) == 64
+    assert len(list(base.glob("runs/*/run.json"))) == 16
     assert (base / "latest" / "run.json").is_file()
     assert sorted(path.name for path in base.iterdir()) == [".gitignore", "latest", "runs"]
 
 
 def test_the_commit_is_the_one_that_git_names(tmp_path: Path) -> None:
-    def git(*words: str) -> str:
-        identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-        return subprocess.run(
-            ["git", *identity, *words], cwd=tmp_path, check=True, capture_output=True, text=True
-        ).stdout.strip()
-
-    assert git_commit(tmp_path / "repo") is None
-    git("init", "-q", "repo")
     repo = tmp_path / "repo"
+    (repo / "sub").mkdir(parents=True)
+
+    def git(*words: str) -> str:
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false", *words]
+        return subprocess.run(command, cwd=repo, check=True, capture_output=True, text=True).stdout.strip()
+
+    assert git_commit(repo) is None
+    git("init", "-q")
     assert git_commit(repo) is None  # no commit yet
-    git("-C", "repo", "commit", "-q", "--allow-empty", "-m", "x")
-    expected = git("-C", "repo", "rev-parse", "HEAD")
-    (repo / "sub").mkdir()
-    assert git_commit(repo / "sub") == expected
-    git("-C", "repo", "worktree", "add", "-q", "../linked")
-    assert git_commit(tmp_path / "linked") == expected
-    git("-C", "repo", "pack-refs", "--all")
-    assert git_commit(repo) == expected
-    assert git_commit(tmp_path / "linked") == expected
-    git("-C", "repo", "checkout", "-q", "--detach")
+    git("commit", "-q", "--allow-empty", "-m", "x")
+    expected = git("rev-parse", "HEAD")
+    git("worktree", "add", "-q", "../linked")
+    assert git_commit(repo / "sub") == git_commit(tmp_path / "linked") == expected
+    git("pack-refs", "--all")
+    assert git_commit(repo) == git_commit(tmp_path / "linked") == expected
+    git("checkout", "-q", "--detach")
     assert git_commit(repo) == expected

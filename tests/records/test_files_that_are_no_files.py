@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.ui.terminal import Terminal
+from ddplaunch.records.write import git_commit
 from ddplaunch.values.finding import ExitStatus
-from tests.cli.cli_calls import Call, call, folder, spawn
+from tests.cli.cli_calls import Call, call, folder
 from tests.records.fake_runs import outcome, processes_json, record
 
 __all__ = ["call", "folder"]
@@ -39,15 +39,11 @@ KINDS: dict[str, Callable[[Path], object]] = {
     "digits": lambda path: path.write_text('{"schema": 1, "created_s": ' + "9" * 6000 + "}"),
     "folder": lambda path: path.mkdir(),
 }
-COMMANDS = (
-    *(("ps", "--all"), ("ps", "--json"), ("explain", "r"), ("explain", "r", "--json"), ("logs", "r")),
-    *(("clean", "--dry-run", "--keep", "0"), ("stop", "r")),
-)
 
 
-def complete(base: Path) -> Path:
+def complete(base: Path, number: int) -> Path:
     """Return a record with all that a run leaves."""
-    directory = record(base, "r", begun_s=time.time() - 60)
+    directory = record(base, f"r{number}", begun_s=time.time() - 60)
     outcome(directory, "failed")
     processes_json(directory)
     attempt = directory / "node-0" / "attempt-0"
@@ -59,14 +55,16 @@ def complete(base: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", FILES)
-def test_a_record_with_such_a_file(call: Call, folder: Path, name: str, kind: str) -> None:
-    if kind == "huge" and name.endswith((".out", ".err")):
-        pytest.skip("a log may be as large as it is: `explain` reads its ends, `logs` prints it")
-    path = complete(folder / ".ddplaunch") / name
-    path.unlink(missing_ok=True)
-    KINDS[kind](path)
-    for words in COMMANDS:
+def test_records_with_such_a_file(call: Call, folder: Path, kind: str) -> None:
+    commands = [("ps", "--all"), ("ps", "--json"), ("clean", "--dry-run", "--keep", "0")]
+    for number, name in enumerate(FILES):
+        path = complete(folder / ".ddplaunch", number) / name
+        path.unlink(missing_ok=True)
+        KINDS[kind](path)
+        commands += [("explain", f"r{number}"), ("stop", f"r{number}")]
+        if kind != "huge" or not name.endswith((".out", ".err")):  # `logs` prints a log, as large as it is
+            commands += [("logs", f"r{number}")]
+    for words in commands:
         said = call(*words)
         assert said.status in (ExitStatus.DONE, ExitStatus.FINDINGS, ExitStatus.USAGE), (words, said)
 
@@ -99,17 +97,14 @@ def test_a_base_that_is_none(call: Call, folder: Path, kind: str, below: str) ->
         assert "Traceback" not in said.err, (words, said)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "folder"])
 @pytest.mark.parametrize("name", ["ddplaunch.toml", "pyproject.toml"])
-def test_such_a_configuration(folder: Path, name: str, kind: str) -> None:
+def test_such_a_configuration(call: Call, folder: Path, name: str, kind: str) -> None:
     KINDS[kind](folder / name)
-    done = spawn(["plan", "1", "--device", "cpu", "--", "train.py"], folder)
-    assert done.returncode in (0, 2), done.stderr
-    assert b"a bug in ddplaunch" not in done.stderr
+    assert call("plan", "1", "--device", "cpu", "--", "train.py").status in (0, 2)
 
 
-@pytest.mark.parametrize("value", ["nan", "inf", "-1", "1e400", "[[]]", "{}", '"x"', "true", "1" * 400])
+@pytest.mark.parametrize("value", ["nan", "-1", "1e400", "[[]]", "{}", '"x"', "true", "1" * 400])
 @pytest.mark.parametrize("key", ["base-lr", "batch-size", "timeout", "nproc", "env", "max-restarts"])
 def test_values_of_a_configuration_that_no_launch_can_have(call: Call, folder: Path, key: str, value: str) -> None:
     (folder / "ddplaunch.toml").write_text(f"{key} = {value}\n")
@@ -117,14 +112,12 @@ def test_values_of_a_configuration_that_no_launch_can_have(call: Call, folder: P
 
 
 @pytest.mark.parametrize("where", ["HEAD", "packed-refs"])
-def test_a_repository_with_a_pipe(call: Call, folder: Path, where: str) -> None:
-    from ddplaunch.records.write import git_commit
-
-    (folder / ".git").mkdir()
-    (folder / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
-    (folder / ".git" / where).unlink(missing_ok=True)
-    os.mkfifo(folder / ".git" / where)
-    assert git_commit(folder) is None
+def test_a_repository_with_a_pipe(tmp_path: Path, where: str) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+    (tmp_path / ".git" / where).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / ".git" / where)
+    assert git_commit(tmp_path) is None
 
 
 def test_a_hostfile_without_end_is_refused(call: Call, folder: Path) -> None:
@@ -158,27 +151,9 @@ def test_a_configuration_of_somebody_else_is_not_read_and_says_so(
     ) is told
 
 
-def test_a_link_of_ones_own_to_a_configuration_is_read(call: Call, folder: Path) -> None:
-    (folder / "shared.toml").write_text('env = ["FROM_LINK=1"]\n')
+def test_a_link_of_ones_own_to_a_configuration_is_read_and_what_it_sets_is_named(call: Call, folder: Path) -> None:
+    (folder / "shared.toml").write_text('env = ["FROM_LINK=1"]\npreload = "torch"\n[profiles.big]\ngrace = 5\n')
     (folder / "ddplaunch.toml").symlink_to("shared.toml")
-    assert "FROM_LINK" in call("run", "1", "--device", "cpu", "--dry-run", "--", "train.py").out
-
-
-def test_what_a_configuration_sets_is_named_in_the_panel() -> None:
-    import dataclasses
-
-    from ddplaunch.ui.launch_view import launch_panel
-    from ddplaunch.values.resolved import Resolved, Source
-    from tests.planning.sample_launch import launch
-
-    one = launch()
-    file, profile = Source("profile", "ddplaunch.toml"), Source("profile", "ddplaunch.toml, big")
-    options = dataclasses.replace(
-        one.options,
-        env=(Resolved(("A", "1"), file), Resolved(("B", "1"), file)),
-        preload=Resolved(("torch",), file),
-        grace_s=Resolved(5.0, profile),
-    )
-    text = launch_panel(dataclasses.replace(one, options=options), (), Terminal(80))
-    assert "  config  ddplaunch.toml: env, preload; ddplaunch.toml, big: grace\n" in text
-    assert "config" not in launch_panel(one, (), Terminal(80))
+    said = call("plan", "1", "--device", "cpu", "--profile", "big", "--", "train.py")
+    assert "FROM_LINK" in said.out
+    assert "  config  ddplaunch.toml: env, preload; ddplaunch.toml, big: grace\n" in said.out

@@ -59,13 +59,14 @@ def test_states(tmp_path: Path) -> None:
     assert newer.problem == "outcome.json has schema 2; this ddplaunch reads 1"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": "x"}', '{"schema": 1, "plan": [3], "host": 3}', "\udcff"])
-def test_a_broken_record_is_a_run_with_less_in_it(call: Call, folder: Path, text: str) -> None:
-    directory = record(folder / ".ddplaunch", "broken-record")
-    (directory / "run.json").write_bytes(text.encode(errors="surrogateescape"))
+def test_a_broken_record_is_a_run_with_less_in_it(call: Call, folder: Path) -> None:
+    texts = ("", "{", "[]", '{"schema": "x"}', '{"schema": 1, "plan": [3], "host": 3}', "\udcff")
+    for number, text in enumerate(texts):
+        directory = record(folder / ".ddplaunch", f"broken-{number}")
+        (directory / "run.json").write_bytes(text.encode(errors="surrogateescape"))
     said = call("ps", "--json")
-    (run,) = [each for each in json.loads(said.out)["runs"] if each["run_id"] == "broken-record"]
-    assert said.status == 0 and run["script"] is None
+    runs = [each for each in json.loads(said.out)["runs"] if each["run_id"].startswith("broken-")]
+    assert said.status == 0 and [run["script"] for run in runs] == [None] * len(texts)
     assert call("ps").status == 0
 
 
@@ -77,8 +78,8 @@ def test_a_directory_that_goes_away(tmp_path: Path) -> None:
 
 
 def test_only_the_newest_records_are_read(call: Call, folder: Path) -> None:
-    """With 500 of them ``ps`` has to stay quick; those that are broken would say so if they were read."""
-    for number in range(500):
+    """With hundreds of them ``ps`` has to stay quick; those that are broken would say so if they were read."""
+    for number in range(200):
         place = folder / ".ddplaunch" / "runs" / f"old-{number:03}"
         place.mkdir(parents=True)
         (place / "run.json").write_text("{")
@@ -86,9 +87,9 @@ def test_only_the_newest_records_are_read(call: Call, folder: Path) -> None:
     newest = [record(folder / ".ddplaunch", f"new-{number}").name for number in range(10)]
     said = call("ps", "--json")
     listed = [run["run_id"] for run in json.loads(said.out)["runs"] if run["state"] == "ended"]
-    assert sorted(listed) == newest and json.loads(said.out)["not_shown"] == 500
-    assert "500 more ended; `ddplaunch ps --all` lists them\n" in call("ps").out
-    assert call("ps", "--all").out.count("run.json is not JSON") == 500
+    assert sorted(listed) == newest and json.loads(said.out)["not_shown"] == 200
+    assert "200 more ended; `ddplaunch ps --all` lists them\n" in call("ps").out
+    assert call("ps", "--all").out.count("run.json is not JSON") == 200
 
 
 def test_no_file_of_a_record_is_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,16 +177,6 @@ def test_runs_of_other_directories_say_which() -> None:
     assert "DIRECTORY" not in ps_text([runs[0], runs[3]], 0, 100.0, "ada", Terminal(100), base)
 
 
-def test_long_ids_stay_whole_and_other_columns_go() -> None:
-    ids = ("resnet50-seed-1-lr-0.1-warmup-500", "short")
-    runs = [
-        RunSummary(each, "failed", None, "train.py", 1, 8, 0.0, 90.0, 1, 3, "collective-timeout", 4096) for each in ids
-    ]
-    lines = ps_text(runs, 0, 100.0, "ada", Terminal(80)).splitlines()
-    assert [line.split()[0] for line in lines] == ["RUN", *ids] and all(len(line) <= 80 for line in lines)
-    assert "collective-timeout" in ps_text(runs, 0, 100.0, "ada", Terminal(100))
-
-
 def test_the_table_has_no_columns_for_nothing() -> None:
     assert ps_text((), 0, 0.0, "ada", Terminal(80)) == "no runs\n"
     text = ps_text((RunSummary("r", "ended", started_s=0.0, user="ada", hosts=("h",)),), 0, 9.0, "ada", Terminal(80))
@@ -195,28 +186,11 @@ def test_the_table_has_no_columns_for_nothing() -> None:
 
 def test_json_has_it_all() -> None:
     data = json.loads(json.dumps(ps_json(RUNS, 1, "gpu01", 2000.0)))
-    assert (data["schema"], data["not_shown"], data["runs"][0]["world_size"], data["runs"][0]["age_s"]) == (
-        1,
-        1,
-        8,
-        1000,
-    )
-    assert data["runs"][1]["diagnosis"] == "oom-kill" and data["runs"][1]["directory"] == "/w/r"
-
-
-def test_how_a_run_ended_whose_launcher_said_nothing_is_not_known(call: Call, folder: Path) -> None:
-    directory = record(folder / ".ddplaunch", "silent")
-    said = call("explain", "silent")
-    assert said.status == 1
-    assert "how run silent ended is not recorded, and its launcher is gone" in " ".join(said.out.split())
-    outcome(directory, "succeeded")
-    assert call("explain", "silent").out == "nothing failed in run silent\n"
-
-
-@pytest.mark.parametrize(("nodes", "ranks", "sizes", "world"), [(1, 4, (), 4), (2, 4, (), 8), (2, 4, (4, 2), 6)])
-def test_sizes_of_nodes_that_differ(nodes: int, ranks: int, sizes: tuple[int, ...], world: int) -> None:
-    run = RunSummary("r", "running", nnodes=nodes, nproc_per_node=ranks, sizes=sizes)
-    assert number_of_ranks(run) == ps_json([run], 0, "here", 0.0)["runs"][0]["world_size"] == world
+    first, second, _ = data["runs"]
+    assert (data["schema"], data["not_shown"], first["world_size"], first["age_s"]) == (1, 1, 8, 1000)
+    assert second["diagnosis"] == "oom-kill" and second["directory"] == "/w/r"
+    unequal = RunSummary("r", "running", nnodes=2, nproc_per_node=4, sizes=(4, 2))
+    assert number_of_ranks(unequal) == ps_json([unequal], 0, "here", 0.0)["runs"][0]["world_size"] == 6
 
 
 def test_records_of_a_version_that_relaunched_are_read(call: Call, folder: Path) -> None:
