@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ddplaunch.records.directory import note_path
-from ddplaunch.watch.observed import differences, look, losses
+from ddplaunch.watch.observed import Observed, differences, look, losses
 
 PLAN = {"world_size": 2, "nproc": 2, "batch_size": 8, "accum": 1, "global_batch_size": 16, "lr": 0.02, "lr_factor": 2.0}
 LOADER = {
@@ -77,180 +78,75 @@ def rates(*values: float | None, **changes: Any) -> dict[str, Any]:
 
 ALL_PLAIN = {"sampler": "torch.RandomSampler", "replicas": None, "replica": None}
 
-TOLD: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
-    "scaled again": (
-        both(**rates(0.04)),
-        {},
-        "numbers-differ: the optimizer runs at lr 0.04, the plan says 0.02 (× 2, the world size)",
-    ),
-    "not scaled": (
-        both(**rates(0.01)),
-        {},
-        "numbers-differ: the optimizer runs at lr 0.01, the plan says 0.02 (/ 2, the world size)",
-    ),
-    "the root": (
-        both(**rates(0.02 * 2**0.5)),
-        {},
-        "numbers-differ: the optimizer runs at lr 0.0282843, the plan says 0.02 (× √2, the root of the world size)",
-    ),
-    "another rate, too high": (
-        both(**rates(0.3)),
-        {},
-        "numbers-differ: the optimizer runs at lr 0.3, the plan says 0.02",
-    ),
-    "a scheduler knows": (
-        both(**rates(0.0, initial_lr=[0.005], steady=False)),
-        {},
-        "numbers-differ: the optimizer runs at lr 0.005, the plan says 0.02",
-    ),
-    "a cycle's peak": (
-        both(**rates(0.0016, initial_lr=[0.0016], max_lr=[0.04], steady=False)),
-        {},
-        "numbers-differ: the optimizer runs at lr 0.04, the plan says 0.02 (× 2, the world size)",
-    ),
-    "from a checkpoint": (
-        both(**rates(0.01, restored=True)),
-        {},
-        "numbers-differ: the optimizer runs at lr 0.01, the plan says 0.02 (the rate of the checkpoint)",
-    ),
-    "one rank alone": (
-        [note(0), note(1, {"batch_size": 12})],
-        {},
-        "numbers-differ: each rank loads 12 samples at a time, the plan says 8 [rank 1]",
-    ),
-    "ranks differ": (
-        [note(0, **rates(0.1)), note(1, **rates(0.2))],
-        {"lr": None},
-        "numbers-differ: ranks run at different learning rates: 0.1 on rank 0, 0.2 on rank 1",
-    ),
-    "batch divided twice": (
-        both({"batch_size": 4}),
-        {},
-        "numbers-differ: each rank loads 4 samples at a time, the plan says 8 (/ 2, the world size)",
-    ),
-    "batch multiplied": (
-        both({"batch_size": 16}),
-        {},
-        "numbers-differ: each rank loads 16 samples at a time, the plan says 8 (× 2, the world size)",
-    ),
-    "the batch of all ranks, of which each may take its part": (
-        both({**ALL_PLAIN, "batch_size": 16}),
-        {},
-        "numbers-differ: each rank loads 16 samples at a time, the plan says 8 (× 2, the world size)",
-    ),
-    "batch divided on each node": (
-        both({"batch_size": 4}),
-        {"world_size": 8, "nproc": 2},
-        "numbers-differ: each rank loads 4 samples at a time, the plan says 8 (/ 2, the processes per node)",
-    ),
-    "batch of a node": (
-        both({"batch_size": 32}),
-        {"world_size": 8, "nproc": 4},
-        "numbers-differ: each rank loads 32 samples at a time, the plan says 8 (× 4, the processes per node)",
-    ),
-    "no root of a batch": (
-        both({"batch_size": 16}),
-        {"world_size": 4, "nproc": 4},
-        "numbers-differ: each rank loads 16 samples at a time, the plan says 8",
-    ),
-    "another batch": (
-        both({"batch_size": 12}),
-        {},
-        "numbers-differ: each rank loads 12 samples at a time, the plan says 8",
-    ),
-    "never accumulates": (
-        both(),
-        {"accum": 4},
-        "numbers-differ: the optimizer steps after every batch, the plan says after 4 (accumulation)",
-    ),
-    "never accumulates, and fetches ahead": (
-        both({"batches": [[1, 2], [2, 1], [3, 1], [4, 1]]}),
-        {"accum": 3},
-        "numbers-differ: the optimizer steps after every batch, the plan says after 3 (accumulation)",
-    ),
-    "accumulates by itself": (
-        both({"batches": [[1, 5], [2, 5], [3, 5]]}),
-        {},
-        "numbers-differ: the optimizer steps after 5 batches, the plan says after 1 (accumulation)",
-    ),
-    "accumulates without a DataLoader": (
-        both(loaders=[], passes=[20, 20, 20]),
-        {},
-        "numbers-differ: the optimizer steps after 20 backward passes, the plan says after 1 (accumulation)",
-    ),
-    "accumulation divided by the ranks": (
-        both(loaders=[], passes=[8, 8, 8]),
-        {"accum": 16},
-        "numbers-differ: the optimizer steps after 8 backward passes, the plan says after 16 "
-        "(accumulation / 2, the world size)",
-    ),
-    "a group of one": (
-        both(process_group={"size": 1, "backend": "gloo"}),
-        {},
-        "numbers-differ: the process group has 1 rank, the plan says 2",
-    ),
-    "a plain sampler": (
-        both(ALL_PLAIN),
-        {},
-        "data-not-divided: each of 2 ranks trains on all 100 samples: its DataLoader has a RandomSampler",
-    ),
-    "the same part": (
-        both(loaders=[LOADER]),
-        {},
-        "data-not-divided: all 2 ranks take the same part of the samples: part 0 of 2",
-    ),
-    "no group": (
-        both(process_group=None, ddp=False),
-        {},
-        "no-process-group: 2 ranks train, and none has joined a process group: these are 2 separate trainings",
-    ),
-    "another model": (
-        [note(0, sums=[1.5, 20.0]), note(1, sums=[1.6, 20.0])],
-        {},
-        "replicas-differ: the model of rank 1 is not that of rank 0: after 3 steps the parameters differ",
-    ),
-    "another head": (
-        [note(0, sums=[1.5, 20.0], sums_outside=[0.3, 1.0]), note(1, sums=[1.5, 20.0], sums_outside=[0.4, 1.0])],
-        {},
-        "replicas-differ: the optimizer trains parameters outside of DistributedDataParallel, and those of rank 1 are "
-        "not those of rank 0 after 3 steps",
-    ),
-    "no warmup": (
-        both(),
-        WARMUP,
-        "numbers-differ: the learning rate is 0.02 from the first step, the plan says 100 warmup steps",
-    ),
-    "a schedule that is stepped by all ranks": (
-        warming(0.0, 0.0004, 0.0008, 0.0012, initial_lr=[0.02]),
-        {**WARMUP, "lr": None},
-        "numbers-differ: the learning rate rises as in a warmup of 50 steps, the plan says 100 (/ 2, the world size)",
-    ),
-    "a schedule that is stepped after each batch": (
-        warming(0.0008, 0.0016, 0.0024, 0.0032, loader={"batches": [[1, 4], [2, 4], [3, 4], [4, 4]]}),
-        {**WARMUP, "accum": 4},
-        "numbers-differ: the learning rate rises as in a warmup of 25 steps, the plan says 100 (/ 4, the accumulation)",
-    ),
-    "a process group that nothing uses": (
-        both(ddp=False, exchanged=0),
-        {},
-        "gradients-not-averaged: nothing was sent between 2 ranks in their first 4 steps",
-    ),
-    "a process group that nothing uses, and all samples for each": (
-        both(ALL_PLAIN, ddp=False, exchanged=0),
-        {},
-        "gradients-not-averaged: nothing was sent between 2 ranks in their first 4 steps",
-    ),
-    "nothing is averaged: a Trainer on the CPU, without ACCELERATE_USE_CPU": (
-        both({**ALL_PLAIN, "sampler": "SeedableRandomSampler"}, ddp=False, exchanged=0),
-        {},
-        "gradients-not-averaged: nothing was sent between 2 ranks in their first 4 steps",
-    ),
-}
+AGAIN = " (× 2, the world size)"
+HALF = " (/ 2, the world size)"
+#: Changes of both ranks, the rate at which the optimizer runs instead of 0.02, and what is seen in it.
+RATES: tuple[tuple[dict[str, Any], str, str], ...] = (
+    (rates(0.04), "0.04", AGAIN),
+    (rates(0.01), "0.01", HALF),
+    (rates(0.02 * 2**0.5), "0.0282843", " (× √2, the root of the world size)"),
+    (rates(0.3), "0.3", ""),
+    (rates(0.0, initial_lr=[0.005], steady=False), "0.005", ""),  # a scheduler knows
+    (rates(0.0016, initial_lr=[0.0016], max_lr=[0.04], steady=False), "0.04", AGAIN),  # a cycle's peak
+    (rates(0.01, restored=True), "0.01", " (the rate of the checkpoint)"),
+)
+#: Changes of the DataLoader, of the plan, and what is seen in the batch that each rank loads instead of 8 samples.
+BATCHES: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
+    ({"batch_size": 4}, {}, HALF),
+    ({"batch_size": 16}, {}, AGAIN),
+    ({**ALL_PLAIN, "batch_size": 16}, {}, AGAIN),  # that of all ranks, of which each may take its part
+    ({"batch_size": 4}, {"world_size": 8, "nproc": 2}, " (/ 2, the processes per node)"),
+    ({"batch_size": 32}, {"world_size": 8, "nproc": 4}, " (× 4, the processes per node)"),
+    ({"batch_size": 16}, {"world_size": 4, "nproc": 4}, ""),  # no root of a batch
+    ({"batch_size": 12}, {}, ""),
+)
+AHEAD, OF_FOUR = [[1, 2], [2, 1], [3, 1], [4, 1]], [[1, 4], [2, 4], [3, 4], [4, 4]]
+#: Notes, the accumulation of the plan, after what the optimizer steps, and what is seen in that.
+STEPS: tuple[tuple[list[dict[str, Any]], int, str, str], ...] = (
+    (both(), 4, "every batch", ""),
+    (both({"batches": AHEAD}), 3, "every batch", ""),  # it fetches one batch ahead
+    (both({"batches": [[1, 5], [2, 5], [3, 5]]}), 1, "5 batches", ""),
+    (both(loaders=[], passes=[20, 20, 20]), 1, "20 backward passes", ""),
+    (both(loaders=[], passes=[8, 8, 8]), 16, "8 backward passes", " / 2, the world size"),
+)
+SENT_NOTHING = "gradients-not-averaged: nothing was sent between 2 ranks in their first 4 steps"
+TOLD: tuple[tuple[list[dict[str, Any]], dict[str, Any], str], ...] = (
+    *((both(**more), {}, f"numbers-differ: the optimizer runs at lr {lr}, the plan says 0.02{why}")
+      for more, lr, why in RATES),
+    *((both(loader), plan, f"numbers-differ: each rank loads {loader['batch_size']} samples at a time, "
+       f"the plan says 8{why}") for loader, plan, why in BATCHES),
+    *((notes, {"accum": accum}, f"numbers-differ: the optimizer steps after {what}, the plan says after {accum} "
+       f"(accumulation{why})") for notes, accum, what, why in STEPS),
+    ([note(0), note(1, {"batch_size": 12})], {},
+     "numbers-differ: each rank loads 12 samples at a time, the plan says 8 [rank 1]"),
+    ([note(0, **rates(0.1)), note(1, **rates(0.2))], {"lr": None},
+     "numbers-differ: ranks run at different learning rates: 0.1 on rank 0, 0.2 on rank 1"),
+    (both(process_group={"size": 1, "backend": "gloo"}), {},
+     "numbers-differ: the process group has 1 rank, the plan says 2"),
+    (both(ALL_PLAIN), {},
+     "data-not-divided: each of 2 ranks trains on all 100 samples: its DataLoader has a RandomSampler"),
+    (both(loaders=[LOADER]), {}, "data-not-divided: all 2 ranks take the same part of the samples: part 0 of 2"),
+    (both(process_group=None, ddp=False), {},
+     "no-process-group: 2 ranks train, and none has joined a process group: these are 2 separate trainings"),
+    ([note(0, sums=[1.5, 20.0]), note(1, sums=[1.6, 20.0])], {},
+     "replicas-differ: the model of rank 1 is not that of rank 0: after 3 steps the parameters differ"),
+    ([note(0, sums=[1.5, 20.0], sums_outside=[0.3, 1.0]), note(1, sums=[1.5, 20.0], sums_outside=[0.4, 1.0])], {},
+     "replicas-differ: the optimizer trains parameters outside of DistributedDataParallel, and those of rank 1 are "
+     "not those of rank 0 after 3 steps"),
+    (both(), WARMUP, "numbers-differ: the learning rate is 0.02 from the first step, the plan says 100 warmup steps"),
+    (warming(0.0, 0.0004, 0.0008, 0.0012, initial_lr=[0.02]), {**WARMUP, "lr": None},  # stepped by all ranks
+     "numbers-differ: the learning rate rises as in a warmup of 50 steps, the plan says 100 (/ 2, the world size)"),
+    (warming(0.0008, 0.0016, 0.0024, 0.0032, loader={"batches": OF_FOUR}), {**WARMUP, "accum": 4},  # after each batch
+     "numbers-differ: the learning rate rises as in a warmup of 25 steps, the plan says 100 (/ 4, the accumulation)"),
+    (both(ddp=False, exchanged=0), {}, SENT_NOTHING),
+    (both(ALL_PLAIN, ddp=False, exchanged=0), {}, SENT_NOTHING),
+    # a Trainer on the CPU, without ACCELERATE_USE_CPU
+    (both({**ALL_PLAIN, "sampler": "SeedableRandomSampler"}, ddp=False, exchanged=0), {}, SENT_NOTHING),
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("case", TOLD)
-def test_what_is_told(case: str) -> None:
-    notes, plan, expected = TOLD[case]
+@pytest.mark.parametrize(("notes", "plan", "expected"), TOLD, ids=[text for *_, text in TOLD])
+def test_what_is_told(notes: list[dict[str, Any]], plan: dict[str, Any], expected: str) -> None:
     assert told(notes, **plan) == [expected]
 
 
@@ -309,6 +205,7 @@ SILENT: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "horovod": (both(process_group=None, ddp=False, others=["horovod"]), {}),
     "one of two has a group": ([note(0), note(1, process_group=None, ddp=False)], {}),
     "a note of another version": (both(optimizers=None, loaders=[{}], passes="?"), {}),
+    "unequal parts": ([note(0, {**ALL_PLAIN, "samples": 50}), note(1, {**ALL_PLAIN, "samples": 51})], {}),
 }
 
 
@@ -326,83 +223,90 @@ def test_a_cycle_that_begins_at_its_least_rate_is_not_told(rising: dict[str, Any
     assert told(both(optimizer={**cycle, **rising, "max_lr": [0.01]})) != []
 
 
-def test_a_number_that_was_not_passed_is_told_with_the_reason(tmp_path: Path) -> None:
+Look = Callable[..., Observed]
+
+
+@pytest.fixture
+def looked(tmp_path: Path) -> Look:
+    """``looked(notes, plan, **record)`` is what is seen of these notes, beside a ``run.json`` if there is a record."""
+    attempt = tmp_path / "node-0" / "attempt-0"
+    attempt.mkdir(parents=True)
+
+    def see(notes: list[dict[str, Any]], plan: dict[str, Any] | None = None, /, **record: Any) -> Observed:
+        if record:
+            (tmp_path / "run.json").write_text(json.dumps({"schema": 1, **record}))
+        for one in notes:
+            note_path(attempt, one["rank"]).write_text(json.dumps(one))
+        return look(str(attempt), [0, 1], {} if plan is None else {"DDPLAUNCH_PLAN": json.dumps(plan)})
+
+    return see
+
+
+def test_a_number_that_was_not_passed_is_told_with_the_reason(looked: Look) -> None:
     missing = [
         {"number": "lr", "reason": "conf.yaml:3 says lr 0.04", "fix": "change `lr` in conf.yaml"},
         {"number": "batch_size", "reason": "no option for it was found", "fix": "read it"},
         {"number": "accum", "reason": "`--accum-option none`", "fix": ""},
     ]
-    environ = {"DDPLAUNCH_PLAN": json.dumps({**PLAN, "accum": 2})}
-    attempt = tmp_path / "node-0" / "attempt-0"
-    attempt.mkdir(parents=True)
-    (tmp_path / "run.json").write_text(json.dumps({"schema": 1, "plan": {"missing": missing}}))
-    for one in both({"batch_size": 4}, **rates(0.04)):
-        note_path(attempt, one["rank"]).write_text(json.dumps(one))
-    found = [(each.what, each.why, each.fix) for each in look(str(attempt), [0, 1], environ).findings]
-    assert found == [
-        (
-            "the optimizer runs at lr 0.04, the plan says 0.02",
-            "it was not passed: conf.yaml:3 says lr 0.04",
-            "change `lr` in conf.yaml; if its own is meant, `--lr 0.04` says so to the plan",
-        ),
-        (
-            "each rank loads 4 samples at a time, the plan says 8",
-            "it was not passed: no option for it was found",
-            "read it; if its own is meant, `--batch-size 4` says so to the plan",
-        ),
-        (
-            "the optimizer steps after every batch, the plan says after 2 (accumulation)",
-            "it was not passed: `--accum-option none`",
-            "if its own is meant, `--accum 1` says so to the plan",
-        ),
+    seen = looked(both({"batch_size": 4}, **rates(0.04)), {**PLAN, "accum": 2}, plan={"missing": missing})
+    assert [each.why for each in seen.findings] == [f"it was not passed: {each['reason']}" for each in missing]
+    assert [each.fix for each in seen.findings] == [
+        "change `lr` in conf.yaml; if its own is meant, `--lr 0.04` says so to the plan",
+        "read it; if its own is meant, `--batch-size 4` says so to the plan",
+        "if its own is meant, `--accum 1` says so to the plan",
     ]
 
 
-def test_a_rate_that_follows_from_a_wrong_batch_is_put_right_with_it(tmp_path: Path) -> None:
+def test_a_rate_that_follows_from_a_wrong_batch_is_put_right_with_it(looked: Look) -> None:
     """Two fixes that are each right alone would together divide the rate twice."""
-    attempt = tmp_path / "node-0" / "attempt-0"
-    attempt.mkdir(parents=True)
-    note_of_rule = {"number": "lr", "arguments": ["--lr", "0.2"], "note": "train.py:157 multiplies it by 0.1"}
-    (tmp_path / "run.json").write_text(json.dumps({"schema": 1, "plan": {"passed": [note_of_rule]}}))
-    fixes = []
-    for size in (16, 8):
-        for one in both({"batch_size": size}, **rates(0.04)):
-            note_path(attempt, one["rank"]).write_text(json.dumps(one))
-        rate, *_ = look(str(attempt), [0, 1], {"DDPLAUNCH_PLAN": json.dumps(PLAN)}).findings
-        assert rate.where == ("train.py:157",)
-        fixes.append(rate.fix)
-    assert fixes[0] == "put the batch right: the script makes the rate from it"
-    assert fixes[1].startswith("`--lr-option=--lr:base`")
+    rule = {"number": "lr", "arguments": ["--lr", "0.2"], "note": "train.py:157 multiplies it by 0.1"}
+    for size, fix in (
+        (16, "put the batch right: the script makes the rate from it"),
+        (8, "`--lr-option=--lr:base`"),
+    ):
+        rate, *_ = looked(both({"batch_size": size}, **rates(0.04)), PLAN, plan={"passed": [rule]}).findings
+        assert rate.where == ("train.py:157",) and rate.fix.startswith(fix)
 
 
-def test_samples_of_unequal_parts_are_divided() -> None:
-    notes = [note(0, {**ALL_PLAIN, "samples": 50}), note(1, {**ALL_PLAIN, "samples": 51})]
-    assert told(notes) == []
-
-
-def test_the_fix_names_the_option_that_was_filled_in(tmp_path: Path) -> None:
+def test_the_fix_names_the_option_that_was_filled_in(looked: Look, tmp_path: Path) -> None:
     """The record says which option a number went into; a folder without one, or with half a note, is no error."""
-    attempt = tmp_path / "node-0" / "attempt-0"
-    attempt.mkdir(parents=True)
     passed = [
         {"number": "batch_size", "arguments": ["-b", "8"]},
         {"number": "lr", "arguments": ["--rate=0.02"]},
         {"number": "accum", "arguments": []},
     ]
-    environ = {"DDPLAUNCH_PLAN": json.dumps(PLAN)}
-    assert look(str(attempt), [0, 1], environ).findings == ()
-    for one in both({"batch_size": 4}, **rates(0.04)):
-        note_path(attempt, one["rank"]).write_text(json.dumps(one))
-    without = [finding.fix for finding in look(str(attempt), [0, 1], environ).findings]
-    assert "`--lr 0.01`, of which it makes 0.02" in without[0] and without[1] == "give the script what it divides, 16"
-    (tmp_path / "run.json").write_text(json.dumps({"schema": 1, "plan": {"passed": passed}}))
-    seen = look(str(attempt), [0, 1], environ)
-    assert look(str(attempt), [0, 1], environ, ("numbers-differ",)).findings == ()
+    assert looked([], PLAN).findings == ()
+    notes = both({"batch_size": 4}, **rates(0.04))
+    rate, batch = looked(notes, PLAN).findings
+    assert "`--lr 0.01`, of which it makes 0.02" in rate.fix and batch.fix == "give the script what it divides, 16"
+    seen = looked(notes, PLAN, plan={"passed": passed})
     assert seen.over and "`--lr-option=--rate:base`" in seen.findings[0].fix
     assert "`--batch-option=-b:total`" in seen.findings[1].fix
-    note_path(attempt, 1).write_text('{"rank"')
-    assert not look(str(attempt), [0, 1], environ).over
+    attempt, environ = tmp_path / "node-0" / "attempt-0", {"DDPLAUNCH_PLAN": json.dumps(PLAN)}
+    assert look(str(attempt), [0, 1], environ, ("numbers-differ",)).findings == ()
     assert look(str(attempt), [0, 1], {"DDPLAUNCH_PLAN": "?"}).findings == ()
+    note_path(attempt, 1).write_text('{"rank"')
+    assert not looked([], PLAN).over
+
+
+def test_a_finding_names_the_line_that_was_read_for_the_number(looked: Look) -> None:
+    """The line that divides or scales it, else that of the option; with what was understood, where it did not hold."""
+    divides = "of all processes on a node: train.py:180 divides it by the processes per node"
+    passed = [
+        {
+            "number": "node_batch_size",
+            "arguments": ["-b", "16"],
+            "at": {"file": "train.py", "line": 4},
+            "note": divides,
+        },
+        {"number": "lr", "arguments": ["--lr=0.01"], "at": {"file": "train.py", "line": 5}, "note": ""},
+        {"number": "accum", "arguments": ["--accum", "2"], "at": {"file": "train.py", "line": None}},
+    ]
+    seen = looked(both({"batch_size": 16}, **rates(0.04)), {**PLAN, "accum": 4}, plan={"passed": passed})
+    rate, batch, accumulation = seen.findings
+    assert (rate.where, batch.where, accumulation.where) == (("train.py:5",), ("train.py:180",), ())
+    assert "`-b 16` was passed (of all processes on a node: train.py:180 divides it" in batch.why
+    assert batch.fix == "`--batch-option=-b:rank`, as the script takes it for the batch of one rank"
 
 
 def on_gpus(*devices: str, visible: tuple[str | None, ...] = (None, None), gpus: int = 8) -> list[dict[str, Any]]:
@@ -421,58 +325,23 @@ def test_all_ranks_on_one_gpu() -> None:
     assert told(on_gpus("cuda:0", "cuda:0")[:1]) == []  # the other rank has not noted anything yet
 
 
-def test_parameters_on_the_cpu_of_a_launch_on_gpus() -> None:
-    def codes(notes: list[dict[str, Any]], device: str) -> list[str]:
-        return [finding.code for finding in differences(notes, 2, {**PLAN, "device": {"value": device}})]
+def test_parameters_on_the_cpu_of_a_launch_on_gpus(looked: Look) -> None:
+    def codes(notes: list[dict[str, Any]], device: Any) -> list[str]:
+        """By the plan, and by the record of a launch whose environment has none."""
+        found = [finding.code for finding in differences(notes, 2, {**PLAN, "device": device})]
+        assert len(notes) == 1 or [each.code for each in looked(notes, plan={"device": device}).findings] == found
+        return found
 
-    assert codes(on_gpus("cpu", "cpu"), "cuda") == ["gpus-not-used"]
-    assert codes(on_gpus("cpu", "cpu"), "cpu") == []
-    assert codes(on_gpus("cpu", "cuda:1"), "cuda") == []
-    assert codes(on_gpus("cpu", "cpu")[:1], "cuda") == []  # the other rank has not noted anything yet
-
-
-def test_the_device_of_the_launch_is_read_from_its_record(tmp_path: Path) -> None:
-    attempt = tmp_path / "node-0" / "attempt-0"
-    attempt.mkdir(parents=True)
-    for one in on_gpus("cpu", "cpu"):
-        note_path(attempt, one["rank"]).write_text(json.dumps(one))
-    for device, expected in (({"value": "cuda"}, ["gpus-not-used"]), ({"value": "cpu"}, []), ("cuda", []), (None, [])):
-        (tmp_path / "run.json").write_text(json.dumps({"schema": 1, "plan": {"device": device}}))
-        assert [each.code for each in look(str(attempt), [0, 1], {}).findings] == expected
+    assert codes(on_gpus("cpu", "cpu"), {"value": "cuda"}) == ["gpus-not-used"]
+    assert codes(on_gpus("cpu", "cpu"), {"value": "cpu"}) == []
+    assert codes(on_gpus("cpu", "cpu"), "cuda") == codes(on_gpus("cpu", "cpu"), None) == []
+    assert codes(on_gpus("cpu", "cuda:1"), {"value": "cuda"}) == []
+    assert codes(on_gpus("cpu", "cpu")[:1], {"value": "cuda"}) == []  # the other rank has not noted anything yet
 
 
-def test_what_the_source_showed_before_the_run_is_not_said_again(tmp_path: Path) -> None:
-    attempt = tmp_path / "node-0" / "attempt-0"
-    attempt.mkdir(parents=True)
-    for one in both(ALL_PLAIN):
-        note_path(attempt, one["rank"]).write_text(json.dumps(one))
-    assert [each.code for each in look(str(attempt), [0, 1], {}).findings] == ["data-not-divided"]
-    (tmp_path / "run.json").write_text(json.dumps({"schema": 1, "findings": [{"code": "data-not-divided"}]}))
-    assert look(str(attempt), [0, 1], {}).findings == ()
-
-
-def test_a_finding_names_the_line_that_was_read_for_the_number(tmp_path: Path) -> None:
-    """The line that divides or scales it, else that of the option; with what was understood, where it did not hold."""
-    attempt = tmp_path / "node-0" / "attempt-0"
-    attempt.mkdir(parents=True)
-    passed = [
-        {
-            "number": "node_batch_size",
-            "arguments": ["-b", "16"],
-            "at": {"file": "train.py", "line": 4},
-            "note": "of all processes on a node: train.py:180 divides it by the processes per node",
-        },
-        {"number": "lr", "arguments": ["--lr=0.01"], "at": {"file": "train.py", "line": 5}, "note": ""},
-        {"number": "accum", "arguments": ["--accum", "2"], "at": {"file": "train.py", "line": None}},
-    ]
-    (tmp_path / "run.json").write_text(json.dumps({"schema": 1, "plan": {"passed": passed}}))
-    for one in both({"batch_size": 16}, **rates(0.04)):
-        note_path(attempt, one["rank"]).write_text(json.dumps(one))
-    environ = {"DDPLAUNCH_PLAN": json.dumps({**PLAN, "accum": 4})}
-    rate, batch, accumulation = look(str(attempt), [0, 1], environ).findings
-    assert (rate.where, batch.where, accumulation.where) == (("train.py:5",), ("train.py:180",), ())
-    assert "`-b 16` was passed (of all processes on a node: train.py:180 divides it" in batch.why
-    assert batch.fix == "`--batch-option=-b:rank`, as the script takes it for the batch of one rank"
+def test_what_the_source_showed_before_the_run_is_not_said_again(looked: Look) -> None:
+    assert [each.code for each in looked(both(ALL_PLAIN)).findings] == ["data-not-divided"]
+    assert looked(both(ALL_PLAIN), findings=[{"code": "data-not-divided"}]).findings == ()
 
 
 def test_losses_that_are_not_finite_at_the_end_are_a_warning_of_rank_0_alone(tmp_path: Path) -> None:

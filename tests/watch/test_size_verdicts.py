@@ -20,19 +20,8 @@ HEALTHY = {"data": 0.02, "forward": 0.3, "backward": 0.55, "comm": 0.08, "optimi
 def rank(number: int, step_s: float = 0.1, spread: float = 1.1, **more: Any) -> RankPhases:
     shares, waits = more.pop("shares", HEALTHY), more.pop("waits", None)
     facts = {"device": "cuda", "threads": 1, "gradient_bytes": 1 << 28, **more}
-    return RankPhases(
-        rank=number,
-        steps=100,
-        step_s=step_s,
-        fastest_s=step_s / spread,
-        slowest_s=step_s * spread,
-        mean_s=step_s,
-        shares=shares,
-        samples_per_s=8 / step_s,
-        peak_bytes=30 << 30,
-        facts=facts,
-        waits=waits,
-    )
+    times = (step_s, step_s / spread, step_s * spread, step_s)
+    return RankPhases(number, 100, *times, shares, 8 / step_s, 30 << 30, facts, waits)
 
 
 def size(processes: int, step_s: float = 0.1, **more: Any) -> SizeMeasured:
@@ -82,22 +71,13 @@ def changed(**more: float) -> dict[str, float]:
     return {**HEALTHY, **more}
 
 
+LATE = rank(0, 0.2, shares=changed(comm=0.02, rest=0.3))
 #: Size, and the code of its verdict beside a healthy size 1.
 CASES = {
     "healthy": (size(4, 0.11), None),
     "input": (size(4, 0.2, shares=changed(data=0.5, forward=0.15, backward=0.2)), "input-bound"),
     "communication": (size(4, 0.2, shares=changed(comm=0.5, forward=0.15, backward=0.25)), "communication-bound"),
-    "late": (
-        size(
-            4,
-            0.2,
-            ranks=(
-                rank(0, 0.2, shares=changed(comm=0.02, rest=0.3)),
-                *(rank(n, 0.2, shares=changed(comm=0.5)) for n in (1, 2, 3)),
-            ),
-        ),
-        "rank-late",
-    ),
+    "late": (size(4, 0.2, ranks=(LATE, *(rank(n, 0.2, shares=changed(comm=0.5)) for n in (1, 2, 3)))), "rank-late"),
     "threads": (size(4, 0.2, device="cpu", threads=64), "threads-exceed-cpus"),
     "too many": (size(4, 0.2, device="cpu", threads=1, cpus=2), "cpus-used-up"),
     "computes longer": (size(4, 0.2, device="cpu", threads=1), "cpus-used-up"),

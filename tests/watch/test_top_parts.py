@@ -62,12 +62,10 @@ def test_rates_of_what_counts_up(tmp_path: Path, lines: str, step: float, rate: 
 @pytest.mark.parametrize(
     "line", ["batch size 8, 100 steps\n", "12 s/it\n", "step time: 0.3\n", "loss 1.0\n", "it 5/s\n"]
 )
-def test_what_is_no_step_is_none(tmp_path: Path, line: str) -> None:
+def test_what_is_no_step_is_none_and_a_bar_names_its_own_rate_until_there_are_two(tmp_path: Path, line: str) -> None:
     _print(tmp_path / "rank-0.out", line, BEGAN_S)
     assert all(each.step is None for each in Steps(tmp_path, [0]).progress(BEGAN_S).values())
-
-
-def test_a_bar_names_its_own_rate_until_there_are_two(tmp_path: Path) -> None:
+    (tmp_path / "rank-0.out").unlink()
     _print(tmp_path / "rank-0.err", "\r  3/9 [00:06<00:12, 2.00s/it]\n", BEGAN_S)
     (progress,) = Steps(tmp_path, [0]).progress(BEGAN_S).values()
     assert (progress.step, progress.rate) == (3, 0.5)
@@ -112,11 +110,7 @@ def test_processes_that_vanish_or_were_given_their_pid_again(tmp_path: Path) -> 
     (rank,) = RankUsage({0: own}).sample()
     assert (rank.pid, rank.cpu_percent) == (own.pid, None) and (rank.rss_bytes or 0) > 1 << 20
     assert RankUsage({0: own}, str(tmp_path)).sample() == ()  # no /proc at all
-
-
-def test_a_process_of_which_little_may_be_read(tmp_path: Path) -> None:
-    """As another user's: its stat is everybody's to read, its environment is not."""
-    (tmp_path / "7").mkdir()
+    (tmp_path / "7").mkdir()  # as another user's: its stat is everybody's to read, its environment is not
     fields = ["S", "1", "7", "7", *["0"] * 7, "150", "50", *["0"] * 4, "3", "0", "99", "0", "1000", *["0"] * 29]
     (tmp_path / "7" / "stat").write_text(f"7 (a) b (c) {' '.join(fields)}\n")
     (sample,) = RankUsage({3: Process(7, 1, 7, "S", 99, 0, "python")}, str(tmp_path)).sample()
@@ -169,11 +163,8 @@ def test_the_screen(golden: Golden, width: int) -> None:
     golden(f"top-{width}", text)
 
 
-def test_the_table_of_a_run_without_gpus(golden: Golden) -> None:
+def test_the_table_of_a_run_without_gpus_and_of_ranks_that_tell_phases(golden: Golden) -> None:
     golden("top-plain", top_text(view_of(run_samples(12, 2, gpu=False), Terminal(80))))
-
-
-def test_the_phases_of_ranks_that_tell_them(golden: Golden) -> None:
     phases = {"data": 41.2, "forward": 12.0, "backward": 30.5, "comm": 8.0, "optimizer": 2.0}
     samples = with_rank(run_samples(12, 2, gpu=False), 1, phases=phases)
     for width in (80, 120):
@@ -184,8 +175,7 @@ def test_the_phases_of_ranks_that_tell_them(golden: Golden) -> None:
 
 
 @pytest.mark.parametrize("width", [20, 40, 80])
-@pytest.mark.parametrize("height", [10, 24])
-@pytest.mark.parametrize("ranks", [0, 1, 64])
+@pytest.mark.parametrize(("height", "ranks"), [(10, 64), (24, 0), (24, 1), (24, 64)])
 def test_it_fits_every_terminal(width: int, height: int, ranks: int) -> None:
     samples = run_samples(12, ranks)
     hot = with_gpu(samples, 0, slowdowns=("hardware slowdown",)) if ranks else samples
