@@ -6,13 +6,10 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import textwrap
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -22,29 +19,29 @@ from ddplaunch import LaunchRefused, Outcome, RunFailed, launch
 from ddplaunch.api.child import held_folder
 from ddplaunch.records.find import read_record, run_directories
 from ddplaunch.records.own.own_files import LOCK_ALONE, closing, try_lock
+from tests.agent.guarded import until
 
 pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 TRAIN = """
-import argparse, os, shutil
-import torch.distributed as dist
+import argparse, os, shutil, time
 import ddplaunch
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int)
 parser.add_argument("--fail", action="store_true")
 arguments = parser.parse_args()
-dist.init_process_group("gloo")
-print(f"rank {dist.get_rank()} has {arguments.batch_size}", flush=True)
-if arguments.fail and dist.get_rank() == 1:
+rank = int(os.environ["RANK"])
+print(f"rank {rank} has {arguments.batch_size}", flush=True)
+if arguments.fail:
+    time.sleep(120 * (rank != 1))
     raise ValueError("no luck")
-dist.barrier()
 for step in range(3):
-    ddplaunch.log_metrics({"val_loss": 1 / (step + 1), "rank": dist.get_rank()}, step=step)
-dist.barrier()
-if dist.get_rank() == 0:  # as what tidies /tmp does
+    ddplaunch.log_metrics({"val_loss": 1 / (step + 1), "rank": rank}, step=step)
+if rank == 0:  # as what tidies /tmp does
     shutil.rmtree(os.path.dirname(os.environ["DDPLAUNCH_TOLD"].partition(":")[2]))
-dist.destroy_process_group()
 """
 WAITS = """
 import os, sys, time
@@ -55,10 +52,7 @@ def wait(folder):
     (Path(folder) / f"rank-{os.environ['RANK']}").write_text(str(os.getpid()))
     time.sleep(600)
 
-try:
-    launch(wait, nproc=2, args=[sys.argv[1]], grace=1)
-except KeyboardInterrupt:
-    sys.exit(77)
+launch(wait, nproc=2, args=[sys.argv[1]], grace=1)
 """
 
 
@@ -115,17 +109,11 @@ def test_a_refusal_has_the_findings_of_the_command(project: Path) -> None:
 def test_a_function_returns_what_its_ranks_return(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
     offset = 10
 
-    def added(number: int, times: int = 1) -> tuple[float, str]:
-        import torch
-        import torch.distributed as dist
-
-        dist.init_process_group("gloo")
-        value = torch.ones(1) * (dist.get_rank() + number) * times
-        dist.all_reduce(value)
-        return value.item() + offset, os.environ["RANK"]
+    def added(number: int, times: int = 1) -> tuple[int, str]:
+        return number * times + offset, os.environ["RANK"]
 
     everyone = launch(added, 2, args=[3], kwargs={"times": 2}, all_ranks=True)
-    assert everyone == [(24.0, "0"), (24.0, "1")]
+    assert everyone == [(16, "0"), (16, "1")]
     assert "run     added() on 2 processes" in capfd.readouterr().err
     assert [record.script for record in map(read_record, run_directories(project / ".ddplaunch"))] == ["added()"]
 
@@ -143,40 +131,16 @@ def test_what_cannot_travel_is_said(project: Path) -> None:
         launch(leaves_a_lock, 1, show_output=False)
 
 
-def _waiting(folder: Path) -> tuple[subprocess.Popen[bytes], list[psutil.Process]]:
-    """Start a program that launches two ranks, in a session of its own; return it and its ranks."""
-    (folder / "program.py").write_text(WAITS)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    program = subprocess.Popen(
-        [sys.executable, "program.py", str(folder)], cwd=folder, env=environment, start_new_session=True
-    )
-    _until(lambda: all((folder / f"rank-{each}").exists() and _pid(folder, each) for each in (0, 1)))
-    return program, [psutil.Process(_pid(folder, each)) for each in (0, 1)]
-
-
-def _pid(folder: Path, rank: int) -> int:
-    return int((folder / f"rank-{rank}").read_text() or 0)
-
-
-def _until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 120
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
-def test_an_interrupt_ends_the_ranks_and_is_raised_again(tmp_path: Path) -> None:
-    program, ranks = _waiting(tmp_path)
-    program.send_signal(signal.SIGINT)
-    assert program.wait(120) == 77
-    assert not any(each.is_running() for each in ranks)
-
-
 def test_a_program_that_is_killed_leaves_no_ranks(tmp_path: Path) -> None:
-    program, ranks = _waiting(tmp_path)
+    (tmp_path / "program.py").write_text(WAITS)
+    command = [sys.executable, "program.py", str(tmp_path)]
+    program = subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, start_new_session=True)
+    files = [tmp_path / f"rank-{rank}" for rank in (0, 1)]
+    until(lambda: all(file.exists() and file.read_text() for file in files), "both ranks run")
+    ranks = [psutil.Process(int(file.read_text())) for file in files]
     program.kill()
     program.wait(120)
-    _until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in ranks))
+    until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in ranks), "all ended")
 
 
 def test_a_users_script_is_typed(tmp_path: Path) -> None:
@@ -200,12 +164,9 @@ def test_a_users_script_is_typed(tmp_path: Path) -> None:
     )
     (tmp_path / "use.py").write_text(script)
     wrong = [str(number) for number, line in enumerate(script.splitlines(), 1) if line.endswith("# wrong")]
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "use.py"]
-    environment = {**os.environ, "MYPYPATH": str(Path(__file__).parents[2])}
-    said = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300
-    )
-    assert sorted(set(re.findall(r"^use\.py:(\d+): error:", said.stdout, re.M))) == wrong, said.stdout
+    command = [sys.executable, "-m", "mypy", str(tmp_path / "use.py")]  # by the cache of the package's own types
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    assert sorted(set(re.findall(r"use\.py:(\d+): error:", said.stdout))) == wrong, said.stdout
 
 
 SWEEP = """
@@ -219,7 +180,7 @@ def objective(trial):
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-study.optimize(objective, n_trials=4, n_jobs=2)
+study.optimize(objective, n_trials=2, n_jobs=2)
 print(json.dumps([len(study.trials), study.best_params["lr"], sorted(t.params["lr"] for t in study.trials)[-1]]))
 """
 SWEEP_TRAIN = """
@@ -235,10 +196,9 @@ ddplaunch.log_metrics({"val_loss": 1 - parser.parse_args().lr})
 def test_a_sweep_launches_its_trials_from_threads(tmp_path: Path) -> None:
     (tmp_path / "sweep.py").write_text(SWEEP)
     (tmp_path / "sweep_train.py").write_text(SWEEP_TRAIN)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     said = subprocess.run(
-        [sys.executable, "sweep.py"], cwd=tmp_path, env=environment, capture_output=True, check=True, timeout=400
+        [sys.executable, "sweep.py"], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, check=True, timeout=400
     )
     trials, best, largest = json.loads(said.stdout)
-    assert trials == 4
+    assert trials == 2
     assert best == largest

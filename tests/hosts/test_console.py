@@ -23,17 +23,15 @@ def test_node_0_passes_as_it_is_and_others_by_line(capfdbinary: pytest.CaptureFi
     console.show(0, "out", b"0%\r\0")
     console.show(1, "err", b"ond\n\nthird")
     console.close()
-    out, err = capfdbinary.readouterr()
-    assert out == b"bar 10%\rbar 20%\r\0"
-    assert err == b"[b] first\n[b] second\n[b] third\n"
-
-
-def test_lines_that_name_their_rank_are_not_named_again(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    console = HostsConsole(("a", "b"), prefixed=True)
+    assert capfdbinary.readouterr() == (b"bar 10%\rbar 20%\r\0", b"[b] first\n[b] second\n[b] third\n")
+    console = HostsConsole(("a", "b"), prefixed=True)  # lines that name their rank are not named again
     console.show(1, "out", b"[b:2] one\n")
     console.show(1, "err", b"[b:2] two\nthree\n")
+    console.say("")
+    console.say("the ranks on gpu-a, gpu-b, gpu-c get 30 s to end; Ctrl-C again ends them at once")
     console.close()
-    assert capfdbinary.readouterr() == (b"[b:2] one\n", b"[b:2] two\n[b] three\n")
+    wrapped = b"ddplaunch: the ranks on gpu-a, gpu-b, gpu-c get 30 s to end; Ctrl-C again ends\n  them at once\n"
+    assert capfdbinary.readouterr() == (b"[b:2] one\n", b"[b:2] two\n[b] three\n" + wrapped)
 
 
 @pytest.mark.parametrize("prefixed", [False, True])
@@ -57,17 +55,6 @@ def test_a_terminal_gets_of_other_nodes_only_text_and_colours(prefixed: bool) ->
     assert shown == (harmless * 2 if prefixed else hostile + harmless)
     os.close(master)
     os.close(slave)
-
-
-def test_what_the_launcher_says_is_wrapped(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    console = HostsConsole(("a",), prefixed=False)
-    console.say("")
-    console.say("the ranks on gpu-a, gpu-b, gpu-c get 30 s to end; Ctrl-C again ends them at once")
-    console.close()
-    assert capfdbinary.readouterr() == (
-        b"",
-        b"ddplaunch: the ranks on gpu-a, gpu-b, gpu-c get 30 s to end; Ctrl-C again ends\n  them at once\n",
-    )
 
 
 def test_a_console_that_stands_still_holds_nobody_up() -> None:
@@ -112,8 +99,5 @@ def test_more_than_64_hosts_are_told_what_suits_them() -> None:
 def test_flags() -> None:
     flags = {"hosts": "a,b", "hostfile": None, "exclude": ["b"], "join_timeout": 60.0}
     assert asked_for(flags) == AskedHosts("a,b", exclude=["b"], join_timeout=60.0)
-
-
-def test_flags_that_cannot_be() -> None:
     with pytest.raises(UsageError, match="`--chdir` without hosts"):
         asked_for({"chdir": "/x"})

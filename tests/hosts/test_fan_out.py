@@ -27,8 +27,7 @@ from tests.hosts.launching import links
 __all__ = ["links"]  # a fixture
 
 DROPPED = "kex_exchange_identification: Connection closed by remote host"
-ANSWER = (GREETING + json_line({"ok": True})).hex()
-SAYS = f"import sys, time; sys.stdout.buffer.write(bytes.fromhex('{ANSWER}')); sys.stdout.flush(); time.sleep(600)"
+ANSWER = "".join(f"\\{byte:03o}" for byte in GREETING + json_line({"ok": True}))
 
 
 def answering(folder: Path, drops: int) -> Callable[[str], list[str]]:
@@ -38,7 +37,7 @@ def answering(folder: Path, drops: int) -> Callable[[str], list[str]]:
         tried = folder / name
         tried.write_text(tried.read_text() + "x" if tried.exists() else "x")
         drop = f"echo {shlex.quote(DROPPED)} >&2; exit 255"
-        answer = f"exec {shlex.quote(sys.executable)} -ISc {shlex.quote(SAYS)}"
+        answer = f"printf '{ANSWER}'; exec sleep 600"
         return ["sh", "-c", drop if len(tried.read_text()) <= drops else answer]
 
     return command
@@ -82,23 +81,11 @@ def test_dead_hosts_cost_the_others_nothing(links: Links, tmp_path: Path, monkey
     assert set(settled[:2]) == {"live0", "live1"}  # although the dead ones took the whole window first
 
 
-def test_another_end_is_no_drop(links: Links) -> None:
-    def start(name: str) -> Link:
-        return links.open(name, ["sh", "-c", "echo Permission denied >&2; exit 255"])
-
-    (reached,) = links.run(FanOut(links, start, 60).reach(["gpu-x"]))
-    assert (reached.tries, reached.status, reached.greeted) == (1, 255, False)
-
-
 @pytest.mark.parametrize(
     ("status", "said", "dropped"),
     [
         (255, DROPPED, True),
-        (
-            255,
-            "kex_exchange_identification: read: Connection reset by peer\nConnection reset by 10.0.0.1 port 22",
-            True,
-        ),
+        (255, "kex_exchange_identification: read: Connection reset by peer\nConnection reset by 10.0.0.1", True),
         (255, "Connection closed by UNKNOWN port 65535", True),
         (255, "ssh_exchange_identification: Connection closed by remote host", True),
         (255, "channel 0: open failed: connect failed: Connection refused\nstdio forwarding failed\n" + DROPPED, False),
@@ -118,9 +105,7 @@ def test_window_halves_once_for_a_burst_and_grows_again(links: Links, tmp_path: 
     for now in (10.0, 10.1, 10.2):
         order._dropped(now)
     assert order._free == 4
-    links.run(
-        order.reach([f"host{number}" for number in range(48)])
-    )  # each that comes lets it grow by a part of its size
+    links.run(order.reach([f"host{number}" for number in range(48)]))  # each lets it grow by a part of its size
     assert order._free == 8
     for now in range(100, 200):
         order._dropped(float(now))
@@ -142,20 +127,9 @@ def test_files_of_many_hosts() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_machine_that_starts_no_more_says_so(links: Links) -> None:
-    def start(name: str) -> Link:
-        if name == "host2":
-            raise BlockingIOError(11, "Resource temporarily unavailable")
-        return links.open(name, ["sleep", "600"])
-
-    with pytest.raises(RefusedError) as refused:
-        links.run(FanOut(links, start, 60).reach(["host0", "host1", "host2"]))
-    assert refused.value.findings[0].what == (
-        "after 2 sessions this machine starts no more: Resource temporarily unavailable"
-    )
-
-
-def test_what_is_refused_midway_leaves_no_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_starts_no_more_says_so_and_leaves_no_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     places = tuple(Place(number, f"host{number}", sys.executable) for number in range(3))
     asking = EachHost(Launched("one", tmp_path, "here", "boot", 1, 1, places), "top", "--json")
 
@@ -165,8 +139,10 @@ def test_what_is_refused_midway_leaves_no_session(tmp_path: Path, monkeypatch: p
         return asking._links.open(name, ["cat"])
 
     monkeypatch.setattr(asking, "_start", start)
-    with pytest.raises(RefusedError), asking:
+    with pytest.raises(RefusedError) as refused, asking:
         raise AssertionError("it went on")
+    said = "after 2 sessions this machine starts no more: Resource temporarily unavailable"
+    assert refused.value.findings[0].what == said
     assert len(asking._links.all) == 2
     assert all(link.closed and link.process.returncode is not None for link in asking._links.all)
 

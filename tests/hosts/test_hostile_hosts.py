@@ -24,29 +24,9 @@ from tests.hosts.launching import links
 __all__ = ["links"]  # a fixture
 
 _RAW = (b"", b"NaN", b"\xff\xfe", b"[" * 100_000, b'{"status": ' * 20_000, b'{"status": 1e999, "wall": NaN, "sent": 0}')
-_VALUES: tuple[Any, ...] = (
-    None,
-    True,
-    -1,
-    0,
-    7,
-    255,
-    256,
-    2**70,
-    1e308,
-    float("nan"),
-    "",
-    "x",
-    "9" * 5000,
-    [],
-    {},
-    [[1]],
-    {"a": {}},
-)
-_NAMES = (
-    *("id", "status", "sent", "wall", "port", "addresses", "reached", "at", "facts", "report"),
-    *("problem", "listening", "killed"),
-)
+_VALUES: tuple[Any, ...] = (None, True, -1, 0, 7, 255, 256, 2**70, 1e308, float("nan"), "", "x", "9" * 5000)
+_VALUES += ([], {}, [[1]], {"a": {}})
+_NAMES = ("id", "status", "sent", "wall", "port", "addresses", "reached", "at", "facts", "report", "problem")
 
 
 def body(chance: random.Random) -> bytes:

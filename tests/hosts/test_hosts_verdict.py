@@ -11,16 +11,9 @@ import pytest
 from ddplaunch.cli.hosts.hosts_verdict import EndedLaunch
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.hosts.session.start_hosts import HostEnd
+from ddplaunch.records import outcome as outcomes_of
 from ddplaunch.records.hosts_record import merged_attempts, without_skew, write_for_all
-from ddplaunch.records.outcome import (
-    AttemptOutcome,
-    EndedBy,
-    RankOutcome,
-    RunOutcome,
-    RunState,
-    read_outcome,
-    write_outcome,
-)
+from ddplaunch.records.outcome import AttemptOutcome, EndedBy, RankOutcome, RunOutcome, RunState
 from ddplaunch.ui.outcome_view import attempts_text
 from ddplaunch.ui.terminal import Terminal
 
@@ -48,7 +41,7 @@ def verdict(
         folder = tmp_path / f"node-{node}" / "attempt-0"
         folder.mkdir(parents=True)
         (folder / f"rank-{node}.err").write_text("")
-        assert write_outcome(tmp_path, each) is None
+        assert outcomes_of.write_outcome(tmp_path, each) is None
     return EndedLaunch(tmp_path, "x", T, ends, outcomes, interrupted).outcome()
 
 
@@ -174,7 +167,7 @@ def test_one_outcome_for_all(tmp_path: Path) -> None:
     outcomes = {0: outcome(0, "failed", rank(0, T + 5, 1)), 1: outcome(1, "failed", rank(1, T + 4, 7))}
     found = verdict(tmp_path, [HostEnd(0, "a", 1), HostEnd(1, "b", 7)], outcomes)
     assert found.exit_status == 7 and found.diagnosis is not None
-    assert write_for_all(tmp_path, found) is None and read_outcome(tmp_path) == found
+    assert write_for_all(tmp_path, found) is None and outcomes_of.read_outcome(tmp_path) == found
     (attempt,) = found.attempts
     assert [each.rank for each in attempt.ranks] == [0, 1]
     assert attempt.failed and attempt.diagnosis == found.diagnosis

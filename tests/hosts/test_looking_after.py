@@ -19,25 +19,21 @@ from tests.ssh.lab import Lab, lab
 from tests.ssh.launched import WAIT, Launched
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
-#: Counts steps together until there is a file `enough`.
+#: Counts steps together.
 STEPS = """
 import os, time
 from pathlib import Path
 import torch, torch.distributed as dist
 rank = os.environ["RANK"]
 dist.init_process_group("gloo")
-enough, step = torch.zeros(1), 0
+step = 0
 Path(f"ready-{rank}").write_text(str(os.getpid()))
-while not enough:
+while True:
     step += 1
     if step % 10 == 0:
         print(f"rank {rank} step {step}", flush=True)
     time.sleep(0.05)
-    enough.fill_(Path("enough").exists())
-    dist.all_reduce(enough)
-print(f"rank {rank} is through", flush=True)
-dist.barrier()
-os._exit(0)
+    dist.all_reduce(torch.ones(1))
 """
 
 
@@ -45,14 +41,8 @@ os._exit(0)
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     with lab(2, tmp_path_factory.mktemp("two")) as made:
         made.write("wait.py", WAIT)
+        made.write("steps.py", STEPS)
         yield made
-
-
-def launch(made: Lab, run_id: str) -> Launched:
-    """Launch and return when both ranks run."""
-    run = Launched(made, run_id)
-    run.all_ready()
-    return run
 
 
 def say(made: Lab, *words: str, status: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -68,49 +58,20 @@ def listed(made: Lab, run_id: str, cwd: Path | None = None) -> dict[str, Any]:
 
 
 def test_from_ps_to_stop(two: Lab) -> None:
-    run = launch(two, "looked-after")
-    running = listed(two, "looked-after", cwd=Path("/"))
-    assert running["state"] == "running" and running["hosts"] == ["alpha0", "alpha1"]
-    assert (running["nnodes"], running["nproc_per_node"], running["world_size"]) == (2, 1, 2)
-    (pid,) = running["launcher_pids"]
-    assert "rank 1 waits" in two.hosts[1].run(ddplaunch("logs", "looked-after"), Path("/"), clean_environment()).stdout
-
-    # somebody else has the pid by now: the note is as it was, but that process does not hold it open
-    note = two.work / ".ddplaunch/runs/forged/launcher.json"
-    note.parent.mkdir(parents=True)
-    data = json.loads((note.parents[1] / "looked-after/launcher.json").read_text())
-    note.write_text(json.dumps({**data, "run_id": "forged"}))
-    (note.parent / "run.json").write_bytes((note.parents[1] / "looked-after/run.json").read_bytes())
-    assert listed(two, "forged")["state"] == "ended"
-    asked = say(two, "stop", "forged").stderr
-    assert f"its launcher (pid {pid}) is gone; asking alpha0 and alpha1" in asked
-    assert asked.count("nothing of it is left") == 2
-    assert run.process.poll() is None
-
-    said = say(two, "stop", "looked-after", cwd=Path("/")).stderr
-    assert f"its launcher (pid {pid}) gets SIGTERM, to end the run on alpha0 and alpha1" in " ".join(said.split())
-    assert "\n  alpha0: nothing of it is left\n  alpha1: nothing of it is left\n" in said
-    assert run.ended() == 128 + signal.SIGTERM
-    two.nothing_left("looked-after")
-    ended = listed(two, "looked-after")
-    assert ended["state"] == "terminated" and ended["hosts"] == ["alpha0", "alpha1"]
-    printed = say(two, "logs", "looked-after").stdout
-    assert "rank 0 waits" in printed and "rank 1 waits" in printed
-    assert "nothing of it runs on this host" in say(two, "stop", "looked-after").stderr
-
-
-def test_all_hosts_are_asked_from_where_it_was_launched(two: Lab) -> None:
-    two.write("steps.py", STEPS)
+    """All hosts are asked from where it was launched."""
     run = Launched(two, "asked", "--stacks", script=("steps.py",))
     run.all_ready()
     run.until(lambda: "step 30" in say(two, "logs", "asked").stdout, "thirty steps")
-
+    running = listed(two, "asked", cwd=Path("/"))
+    assert running["state"] == "running" and running["hosts"] == ["alpha0", "alpha1"]
+    assert (running["nnodes"], running["nproc_per_node"], running["world_size"]) == (2, 1, 2)
+    (pid,) = running["launcher_pids"]
+    assert "rank 1 step" in two.hosts[1].run(ddplaunch("logs", "asked"), Path("/"), clean_environment()).stdout
     printed = say(two, "logs", "asked").stdout.splitlines()
     assert "[alpha0:0] rank 0 step 10" in printed and "[alpha1:1] rank 1 step 10" in printed
     last = say(two, "logs", "--lines", "1").stdout.splitlines()  # each host's as they come
     assert sorted(line.split()[0] for line in last) == ["[alpha0:0]", "[alpha1:1]"]
     assert "rank 1 step 20" in say(two, "logs", "asked", "--rank", "1").stdout.splitlines()
-    followed = two.login.start(ddplaunch("logs", "asked", "--follow", "--lines", "1"), two.work, clean_environment())
 
     def in_one_place() -> bool:  # now and then one of them computes
         stacks = say(two, "stacks").stdout
@@ -127,22 +88,40 @@ def test_all_hosts_are_asked_from_where_it_was_launched(two: Lab) -> None:
     assert "rank 0 step 10" in page and "rank 1 step 10" in page
     assert not [path for path in run.record.iterdir() if path.name.startswith("node-1")]  # its launcher brings it
 
-    for host in two.hosts:
-        (two.own(host) / "enough").touch()
-    assert run.ended() == 0, run.said
-    for host in two.hosts:
-        (two.own(host) / "enough").unlink()
-    out, _ = followed.communicate(timeout=60)
-    assert followed.returncode == 0 and out.count("rank 0 is through") == out.count("rank 1 is through") == 1, out
-    assert out.splitlines().count("[alpha1:1] rank 1 step 60") <= 1
+    # somebody else has the pid by now: the note is as it was, but that process does not hold it open
+    note = run.record.parent / "forged/launcher.json"
+    note.parent.mkdir(parents=True)
+    data = json.loads((run.record / "launcher.json").read_text())
+    note.write_text(json.dumps({**data, "run_id": "forged"}))
+    (note.parent / "run.json").write_bytes((run.record / "run.json").read_bytes())
+    assert listed(two, "forged")["state"] == "ended"
+    asked = say(two, "stop", "forged").stderr
+    assert f"its launcher (pid {pid}) is gone; asking alpha0 and alpha1" in asked
+    assert asked.count("nothing of it is left") == 2
+    assert run.process.poll() is None
+
+    said = say(two, "stop", "asked", cwd=Path("/")).stderr
+    assert f"its launcher (pid {pid}) gets SIGTERM, to end the run on alpha0 and alpha1" in " ".join(said.split())
+    assert "\n  alpha0: nothing of it is left\n  alpha1: nothing of it is left\n" in said
+    assert run.ended() == 128 + signal.SIGTERM
     two.nothing_left("asked")
+    ended = listed(two, "asked")
+    assert ended["state"] == "terminated" and ended["hosts"] == ["alpha0", "alpha1"]
+    printed = say(two, "logs", "asked").stdout.splitlines()
+    assert "[alpha0:0] rank 0 step 10" in printed and printed.count("[alpha1:1] rank 1 step 10") == 1
+    assert "nothing of it runs on this host" in say(two, "stop", "asked").stderr
 
 
 def test_a_launcher_that_was_killed_is_the_reason_and_its_hosts_still_have_the_logs(two: Lab) -> None:
-    two.write("steps.py", STEPS)
-    run = Launched(two, "widowed", script=("steps.py",))
+    """Before that, one host cannot be asked, which does not hide the other."""
+    run = Launched(two, "widowed", "--stacks", script=("steps.py",))
     run.all_ready()
-    run.until(lambda: "step 10" in say(two, "logs", "widowed").stdout, "ten steps")
+    with two.configured("Host alpha1\n  Port 9"):
+        run.until(lambda: "step 10" in say(two, "logs", "widowed").stdout, "ten steps")
+        said = say(two, "logs", "widowed")
+        assert "rank 0 step" in said.stdout and "alpha1" in said.stderr and "refused" in said.stderr
+        stacks = say(two, "stacks", "widowed")
+        assert "widowed: 1 rank on alpha0, in one place" in stacks.stdout and "alpha1" in stacks.stderr
     os.kill(run.launcher, signal.SIGKILL)
     run.ended()
     two.nothing_left("widowed")
@@ -156,25 +135,11 @@ def test_a_launcher_that_was_killed_is_the_reason_and_its_hosts_still_have_the_l
     assert say(two, "explain", "widowed", status=1).stdout == found
 
 
-def test_a_host_that_is_gone_does_not_hide_the_others(two: Lab) -> None:
-    two.write("steps.py", STEPS)
-    run = Launched(two, "half", "--stacks", script=("steps.py",))
-    run.all_ready()
-    with two.configured("Host alpha1\n  Port 9"):
-        run.until(lambda: "step 10" in say(two, "logs", "half").stdout, "ten steps")
-        said = say(two, "logs", "half")
-        assert "rank 0 step" in said.stdout and "alpha1" in said.stderr and "refused" in said.stderr
-        stacks = say(two, "stacks", "half")
-        assert "half: 1 rank on alpha0, in one place" in stacks.stdout and "alpha1" in stacks.stderr
-    assert "SIGTERM" in say(two, "stop", "half").stderr
-    run.ended()
-    two.nothing_left("half")
-
-
 def test_hosts_whose_launcher_is_gone(two: Lab) -> None:
     """Each host is asked by ssh. Its service is held still, or it would end its part by itself."""
     run_id = "left-alone"
-    run = launch(two, run_id)
+    run = Launched(two, run_id)
+    run.all_ready()
     services = [pid for host in two.hosts for pid in outer(two, host.pid)]
     (launcher,) = listed(two, run_id)["launcher_pids"]
     for pid in services:

@@ -19,14 +19,7 @@ from ddplaunch.agent.rank_site import taking_part
 from ddplaunch.explain.decide.flight import Flight
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence, Frame
 from ddplaunch.explain.stacks.hang import IMPORTED_ANEW, NoProgress, hang_diagnosis, located
-from ddplaunch.explain.stacks.parse import (
-    RankStack,
-    ThreadStack,
-    calls_of,
-    from_faulthandler,
-    groups,
-    place_of,
-)
+from ddplaunch.explain.stacks.parse import RankStack, ThreadStack, calls_of, from_faulthandler, groups, place_of
 from ddplaunch.hosts.local.rank_stacks import SIGNAL, LiveRank, take_stacks
 from ddplaunch.machine.processes.process_table import read_process
 from ddplaunch.ui.explain_view import stack_text
@@ -92,12 +85,9 @@ def test_a_place_is_the_users_own_line_and_what_it_called(
     assert place.kind == kind or kind is None
 
 
-def test_a_stack_that_is_not_known_is_no_place() -> None:
+def test_a_stack_that_is_not_known_is_no_place_and_the_odd_one_out_comes_first() -> None:
     assert place_of(RankStack(0, 1, problem="it has ended")).kind == "unknown"
     assert not place_of(RankStack(0, 1)).needs_others
-
-
-def test_the_odd_one_out_comes_first() -> None:
     found = groups([*(rank(each, *ALL_REDUCE) for each in range(3)), rank(3, *LOADER), RankStack(4, 1, problem="?")])
     assert [group.ranks for group in found] == [(3,), (0, 1, 2), (4,)]
 
@@ -138,24 +128,18 @@ def test_what_keeps_the_rank_is_said(suspect: RankStack, words: str) -> None:
     assert words in found.why and found.rank == 1 and found.fixes
 
 
-@pytest.mark.parametrize("kernel", ["futex_do_wait", "futex_wait_queue"])
-def test_a_rank_that_waits_for_a_lock_has_started_no_program(kernel: str) -> None:
-    found = hang_diagnosis([rank(0, *ALL_REDUCE), rank(1, line=41, kernel=kernel)], still())
-    assert "program" not in found.why and "a lock, a queue, another thread" in found.fixes[0]
-    assert found.why.startswith("rank 1 waits for a lock or another thread; ")
-
-
-def test_a_program_that_is_through_waits_for_its_threads() -> None:
+def test_a_rank_that_waits_for_a_lock_has_started_no_program_and_one_that_computes_is_in_a_loop() -> None:
+    for kernel in ("futex_do_wait", "futex_wait_queue"):
+        found = hang_diagnosis([rank(0, *ALL_REDUCE), rank(1, line=41, kernel=kernel)], still())
+        assert "program" not in found.why and "a lock, a queue, another thread" in found.fixes[0]
+        assert found.why.startswith("rank 1 waits for a lock or another thread; ")
+    found = hang_diagnosis([rank(0, *ALL_REDUCE), rank(1, line=41)], still(busy={1: 0.97}))
+    assert found.why.startswith("rank 1 computes (97% of a core)")
     ends = RankStack(1, 9, (ThreadStack("", (Frame("/usr/lib/python3.11/threading.py", 1590, "_shutdown"),)),))
     found = hang_diagnosis([ends], still())
     assert found.why == "rank 1 has come to its end, and waits for a thread or process of its own that does not"
     assert "`daemon=True`" in found.fixes[0]
     assert "come to its end" not in hang_diagnosis([rank(1, ends.main[0])], still()).why
-
-
-def test_a_rank_that_computes_is_in_a_loop() -> None:
-    found = hang_diagnosis([rank(0, *ALL_REDUCE), rank(1, line=41)], still(busy={1: 0.97}))
-    assert found.why.startswith("rank 1 computes (97% of a core)")
 
 
 def test_different_collectives_are_a_mismatch_and_the_same_one_is_none() -> None:
@@ -277,18 +261,14 @@ def test_ranks_that_waited_in_different_calls_for_one_that_did_not_come_are_no_m
     assert told.why.startswith("rank 2 was at train.py:9 in main; rank 2 sleeps") and "pair up" not in told.why
     for there in (stacks[:2], [stacks[0], rank(1, line=11)]):  # all wait; the one that is elsewhere has given up
         assert located(found, there, None).code == "collective-mismatch"
-    unnamed = Diagnosis(
-        "collective-timeout", "observed", "gloo: no answer in time", "gloo waits", ("`ddplaunch stacks`",)
-    )
+    unnamed = Diagnosis("collective-timeout", "observed", "gloo: no answer in time", "gloo waits", ("`stacks`",))
     both = located(unnamed, [rank(0, *ALL_REDUCE), *(rank(each, line=9) for each in (1, 3))], None)
     assert both.what == "ranks 1, 3 did not come to a collective: gloo: no answer in time" and both.rank is None
     assert both.fixes == ("look at what `/home/me/train.py:9` waits for: a lock, a queue, another thread",)
     apart = located(unnamed, [rank(0, *ALL_REDUCE), rank(1, line=9), rank(3, line=7, kernel="hrtimer_nanosleep")], None)
     assert apart.rank is None and "rank 3 sleeps" in apart.why
-    told_by = replace(unnamed, evidence=(Evidence("node-0/attempt-0/rank-1.err", 3, "gloo"),))
-    assert (
-        located(told_by, [rank(0, *ALL_REDUCE), rank(1, line=9)], None).what == unnamed.what
-    )  # it has timed out itself
+    told_by = replace(unnamed, evidence=(Evidence("node-0/attempt-0/rank-1.err", 3, "gloo"),))  # timed out itself
+    assert located(told_by, [rank(0, *ALL_REDUCE), rank(1, line=9)], None).what == unnamed.what
     ends = RankStack(1, 9, (ThreadStack("", (Frame("/usr/lib/python3.11/weakref.py", 666, "_exitfunc"),)),), state="R")
     vain = replace(unnamed, what="rank 1 did not come", rank=1)
     assert located(vain, [rank(0, *ALL_REDUCE), ends], None) == vain  # it raised an exception at the same time
@@ -329,19 +309,14 @@ def test_a_collective_that_every_rank_had_called_is_not_blamed_on_one_of_them() 
     assert located(found, (), alone).why.startswith("the run has one process, and that had called it: its GPU")
 
 
-# What prints stacks
-
-
 def test_a_collective_that_failed_says_what_kept_the_rank_that_did_not_join() -> None:
     found = Diagnosis("collective-timeout", "observed", "rank 1 did not come", "needs all", ("look",), 1)
     stopped = located(found, [rank(0, *ALL_REDUCE), RankStack(1, 9, state="T")], None)
     assert "rank 1 is stopped, by SIGSTOP" in stopped.why and "SIGSTOP" in stopped.fixes[0]
     assert not stopped.evidence
     elsewhere = located(found, [rank(0, *ALL_REDUCE), rank(1, *MEETS)], None)
-    assert (
-        elsewhere.why.startswith("rank 1 was in new_group at train.py:20; ")
-        and "`if` on the rank" in elsewhere.fixes[0]
-    )
+    assert elsewhere.why.startswith("rank 1 was in new_group at train.py:20; ")
+    assert "`if` on the rank" in elsewhere.fixes[0]
     starts = located(found, [rank(0, *ALL_REDUCE), rank(1, line=41, kernel="do_wait")], None)
     assert "waits for a program that it has started" in starts.why
 
@@ -349,12 +324,7 @@ def test_a_collective_that_failed_says_what_kept_the_rank_that_did_not_join() ->
 def test_the_last_dump_of_several_counts() -> None:
     one = 'Thread 0x1a (most recent call first):\n  File "/b.py", line 1 in f\n\n'
     one += "Current thread 0x2b [python] (most recent call first):\n"
-    text = (
-        one
-        + '  File "/a.py", line 3 in <module>\n'
-        + one
-        + '  File "/a.py", line 4 in <module>\n  ...\n\nExtension modules: x\n'
-    )
+    text = one + '  File "/a.py", line 3 in <module>\n' + one + '  File "/a.py", line 4 in <module>\n  ...\n\n'
     main, other = from_faulthandler(text)
     assert main.frames == (Frame("/a.py", 4, "<module>"),) and other.frames == (Frame("/b.py", 1, "f"),)
     assert from_faulthandler("Traceback (most recent call last):\n") == ()
@@ -414,39 +384,29 @@ def test_ranks_show_where_they_are_and_go_on() -> None:
     assert "turn" in stack_text(one) and "reading pipe:" in stack_text(two)
 
 
-def test_a_rank_that_is_a_shell_script_shows_its_python() -> None:
-    with running(LOOP, shell=True) as process:
+def test_what_has_not_prepared_for_the_signal_is_not_sent_it() -> None:
+    caught = f"import signal\nsignal.signal({SIGNAL}, lambda *_: print('hit', flush=True))\n"
+    with running(LOOP, shell=True) as process:  # a rank that is a shell script
         (one,) = take_stacks([asked(process)])
         assert one.main[0].function == "turn" and one.pid != process.pid
-
-
-def test_what_has_not_prepared_for_the_signal_is_not_sent_it() -> None:
-    with running(READS, shows=False) as process:
+    with running(caught + READS, shows=False) as process:  # somebody's own handler of the same signal
         (one,) = take_stacks([asked(process)])
         assert not one.threads and "`--no-stacks`" in one.problem
-        assert process.poll() is None
-        caught = f"import signal\nsignal.signal({SIGNAL}, lambda *_: print('hit', flush=True))\n"
-    with running(caught + READS, shows=False) as process:  # somebody's own handler of the same signal
-        assert not take_stacks([asked(process)])[0].threads
         assert process.communicate("x")[0] == ""
 
 
-def test_a_pid_that_was_given_out_again_is_left_alone() -> None:
+def test_a_pid_that_was_given_out_again_is_left_alone_and_a_stopped_rank_is_not_waited_for() -> None:
     with running(READS) as process:
         before = asked(process)
         (one,) = take_stacks([LiveRank(0, before.pid, before.start_ticks - 1)])
         assert not one.threads and one.problem == "it has ended"
-    (gone,) = take_stacks([before])
-    assert gone.problem == "it has ended"
-
-
-def test_a_stopped_rank_is_not_waited_for() -> None:
-    with running(READS) as process:
         process.send_signal(19)
         until(lambda: (seen := read_process(process.pid)) and seen.state == "T", "stopped")
-        (one,) = take_stacks([asked(process)])
+        (one,) = take_stacks([before])
         assert one.state == "T" and not one.threads and "it is stopped" in one.problem
         assert place_of(one).text == "stopped by a signal"
+    (gone,) = take_stacks([before])
+    assert gone.problem == "it has ended"
 
 
 def test_a_script_sees_nothing_of_it(tmp_path: Path) -> None:

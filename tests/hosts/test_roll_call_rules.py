@@ -58,36 +58,22 @@ def test_what_proves_nothing_is_not_read(line: bytes) -> None:
 
 
 _WRONG: tuple[dict[str, Any], ...] = (
-    *({"node_rank": True}, {"node_rank": -1}, {"host": 3}, {"launch": {"a": 1}}),
-    *(
-        {"pid": 1e9},
-        {"clock_s": float("nan")},
-        {"script": 1},
-        {"launch": None},
-        {"started_s": 1e300},
-        {"clock_s": -1.0},
-    ),
+    *({"node_rank": True}, {"node_rank": -1}, {"host": 3}, {"launch": {"a": 1}}, {"pid": 1e9}, {"script": 1}),
+    *({"clock_s": float("nan")}, {"launch": None}, {"started_s": 1e300}, {"clock_s": -1.0}),
     *({"ddplaunch": "x" * 9999}, {"launch": {"NPROC": "x" * 9999}}, {"arguments": "x" * 9999}),
 )
 
 
-@pytest.mark.parametrize("change", _WRONG)
-def test_a_hello_that_is_none(change: dict[str, Any]) -> None:
+def test_hellos_and_verdicts_that_are_none() -> None:
     node = json.loads(words.line_with(hello(1)))["Hello"]
     assert words.read_message(json.dumps({"Hello": node}).encode(), Hello) is not None
-    assert words.read_message(json.dumps({"Hello": {**node, **change}}).encode(), Hello) is None
-
-
-@pytest.mark.parametrize("identity", ["a\0b", "a\x1b]0;t\x07", "a\nb", "x" * 9999, 7, ["a"]])
-def test_a_verdict_that_torchrun_could_not_be_given(identity: object) -> None:
-    line = json.dumps({"Verdict": {"go": True, "rendezvous_id": identity}}).encode()
-    assert words.read_message(line, Verdict) is None
-
-
-@pytest.mark.parametrize("line", [b"", b"\xff\xfe", b"[1]", b"1", b'{"Verdict":1}', b'{"Hello":[]}', b"[" * 50000])
-def test_lines_that_are_nothing(line: bytes) -> None:
-    assert words.read_message(line, Greeting) is None
-    assert words.read_message(line, Hello) is None and words.read_message(line, Verdict) is None
+    for change in _WRONG:
+        assert words.read_message(json.dumps({"Hello": {**node, **change}}).encode(), Hello) is None, change
+    for identity in ("a\0b", "a\x1b]0;t\x07", "a\nb", "x" * 9999, 7, ["a"]):  # what torchrun could not be given
+        line = json.dumps({"Verdict": {"go": True, "rendezvous_id": identity}}).encode()
+        assert words.read_message(line, Verdict) is None, identity
+    for line in (b"", b"\xff\xfe", b"[1]", b"1", b'{"Verdict":1}', b'{"Hello":[]}', b"[" * 50000):
+        assert not any(words.read_message(line, form) for form in (Greeting, Hello, Verdict)), line[:20]
 
 
 def test_no_secret_travels() -> None:
@@ -95,10 +81,6 @@ def test_no_secret_travels() -> None:
     text = codec.to_json(told(replace(facts, torch=TorchFacts("2.4", "/home/sesame", None, None, frozenset()))))
     assert "sesame" not in text and "2.4" in text
     assert len(text) < words.LONGEST_LINE / 8
-
-
-def code(finding: Finding | None) -> str | None:
-    return finding.code if finding else None
 
 
 STRANGERS: tuple[dict[str, Any], ...] = (
@@ -115,26 +97,24 @@ def test_who_says_what_no_node_of_the_launch_would_is_a_stranger(change: dict[st
     assert is_stranger(hello(0), replace(hello(1), **change), 3)
 
 
-def test_a_word_that_is_left_empty_does_not_fit() -> None:
-    assert not is_stranger(hello(0), hello(2), 3)
-    for flag in WORDS:
-        found = at_the_door({0: hello(0)}, hello(1, launch={**WORDS, flag: ""}))
-        assert code(found) == (None if flag == "--run-id" else "launches-differ"), flag
-
-
-def test_a_node_of_a_larger_launch_is_named() -> None:
-    other = hello(3, launch={**WORDS, "--nnodes": "4"})
-    assert not is_stranger(hello(0), other, 3) and code(at_the_door({0: hello(0)}, other)) == "launches-differ"
-
-
-def test_at_the_door() -> None:
-    joined = {0: hello(0), 1: hello(1)}
-    assert at_the_door(joined, hello(2)) is None
-    assert at_the_door(joined, hello(2, launch={**WORDS, "--run-id": "x"})) is None  # node 0 was given none
-    assert code(at_the_door(joined, hello(2, launch={**WORDS, "NPROC": "8"}))) == "launches-differ"
-    assert code(at_the_door(joined, hello(2, protocol=9))) == "hosts-differ-ddplaunch"
-    assert code(at_the_door(joined, hello(1, host="other", machine="m"))) == "node-rank-twice"
-    assert code(at_the_door(joined, hello(0, started_s=9e9, pid=7))) == "node-rank-twice"
+@pytest.mark.parametrize(
+    ("rank", "change", "expected"),
+    [
+        (2, {}, None),
+        (2, {"launch": {**WORDS, "--run-id": "x"}}, None),  # node 0 was given none
+        (2, {"launch": {**WORDS, "NPROC": "8"}}, "launches-differ"),
+        *((2, {"launch": {**WORDS, flag: ""}}, "launches-differ") for flag in WORDS if flag != "--run-id"),
+        (2, {"protocol": 9}, "hosts-differ-ddplaunch"),
+        (1, {"host": "other", "machine": "m"}, "node-rank-twice"),
+        (0, {"started_s": 9e9, "pid": 7}, "node-rank-twice"),
+        (3, {"launch": {**WORDS, "--nnodes": "4"}}, "launches-differ"),  # a node of a larger launch is named
+    ],
+)
+def test_at_the_door(rank: int, change: dict[str, Any], expected: str | None) -> None:
+    node = hello(rank, **change)
+    assert not is_stranger(hello(0), node, 3)
+    found = at_the_door({0: hello(0), 1: hello(1)}, node)
+    assert (found and found.code) == expected
 
 
 def together(**changes: Any) -> tuple[Finding, ...]:
@@ -199,9 +179,8 @@ def test_the_fresh_id_goes_to_torchrun_and_not_to_the_script() -> None:
 
 
 def test_status_text() -> None:
-    assert (
-        joined_text(Status(4, ("node 2 (gpu-07)",), 3, joined=3)) == "3 of 4 nodes joined, waiting for node 2 (gpu-07)"
-    )
+    waiting = "3 of 4 nodes joined, waiting for node 2 (gpu-07)"
+    assert joined_text(Status(4, ("node 2 (gpu-07)",), 3, joined=3)) == waiting
     assert joined_text(Status(4, ("node 0",), 3, "no answer")) == "waiting for node 0; no answer"
     many = Status(9, tuple(f"node {rank}" for rank in range(1, 9)), 3, joined=1)
     assert joined_text(many).endswith("node 1, node 2, node 3, node 4 and 4 more")
@@ -220,11 +199,7 @@ def test_few_lines_and_no_control_characters() -> None:
         "2 of 3 nodes joined, waiting for node 2",
         "3 of 3 nodes joined",
     ]
-
-
-def test_silence_where_all_come_at_once() -> None:
-    stream = io.StringIO()
-    progress = RollCallLine(stream)
+    progress = RollCallLine(silent := io.StringIO())
     progress.show(Status(2, ("node 1",), 0.01, joined=1))
     progress.show(Status(2, (), 0.02, joined=2))
-    assert stream.getvalue() == ""
+    assert silent.getvalue() == "", "all came at once"

@@ -6,7 +6,6 @@ import io
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tarfile
 import threading
@@ -56,17 +55,13 @@ def test_messages_arrive_in_pieces_and_behind_noise(links: Links) -> None:
     assert [answer(links, link) for _ in range(3)] == [{"id": 1}, {}, {}]
 
 
-def test_what_a_shell_prints_in_the_place_of_the_greeting_is_kept(links: Links) -> None:
-    link = links.open("host", ["echo", "Welcome to the cluster!"])
-    assert not begins(links, link) and link.status == 0
-    assert link.before == b"Welcome to the cluster!\n" and "Welcome" in link.stderr_text
-
-
 def test_what_comes_without_the_greeting_is_no_message(links: Links) -> None:
     forged = json_line({"facts": "forged"})
     link = printing(links, forged * 10 + GREETING[1:] + forged + GREETING + json_line({"id": 1}))
     assert begins(links, link) and answer(links, link) == {"id": 1}
-    assert not begins(links, printing(links, forged + GREETING[1:] + forged), patience_s=1.0)
+    link = links.open("host", ["echo", "Welcome to the cluster!"])  # is kept
+    assert not begins(links, link) and link.status == 0
+    assert link.before == b"Welcome to the cluster!\n" and "Welcome" in link.stderr_text
 
 
 def test_a_line_that_never_ends_is_refused(links: Links, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,6 +79,7 @@ def test_a_line_that_never_ends_is_refused(links: Links, monkeypatch: pytest.Mon
 def test_text_that_is_not_utf8_crosses() -> None:
     name = os.fsdecode(b"caf\xe9")
     assert message_in(json_line({"name": name})) == {"name": name}
+    assert clock_of({"sent": 100.0, "wall": 160.5}, 101.0) == (60.0, 0.5)
 
 
 def test_nothing_of_the_launch_is_on_the_ssh_command_line() -> None:
@@ -161,9 +157,8 @@ def ask(links: Links, *names: str, deadline_s: float = 60, **more: Any) -> Any:
 def test_hosts_answer_with_their_facts_and_meet(links: Links, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print()\n")
     sources = (("train.py", "digest here"), ("lacking.py", None))
-    gathered = ask(
-        links, "host-a", "host-b", cwd=str(tmp_path), script="train.py", sources=sources, env={"NCCL_DEBUG": "INFO"}
-    )
+    asked = {"cwd": str(tmp_path), "script": "train.py", "sources": sources, "env": {"NCCL_DEBUG": "INFO"}}
+    gathered = ask(links, "host-a", "host-b", **asked)
     assert gathered.missing == ()
     assert [report.name for report in gathered.reports] == ["host-a", "host-b"]
     for report in gathered.reports:
@@ -192,15 +187,10 @@ def test_a_port_at_which_another_program_answers_is_not_reached() -> None:
 
 
 def test_a_dead_host_costs_its_deadline_and_the_others_nothing(links: Links) -> None:
-    gathered = ask(
-        links, "sleep 600", "echo nonsense; echo 'Permission denied (publickey).' >&2; exit 255", deadline_s=2
-    )
+    denied = "echo nonsense; echo 'Permission denied (publickey).' >&2; exit 255"
+    gathered = ask(links, "sleep 600", denied, deadline_s=2)
     assert [finding.code for finding in gathered.missing] == ["host-unreachable", "host-login-denied"]
     assert "did not answer within 2 s" in gathered.missing[0].what and gathered.reports == ()
-
-
-def test_clock() -> None:
-    assert clock_of({"sent": 100.0, "wall": 160.5}, 101.0) == (60.0, 0.5)
 
 
 class Program:
@@ -230,19 +220,11 @@ class Program:
         return self.printed["out"].removeprefix(GREETING), self.printed["err"], self.link.status
 
 
-def launched(links: Links, tmp_path: Path, program: str) -> Program:
-    return Program(links, stand_in(tmp_path, program))
-
-
 def test_output_and_status_arrive(links: Links, tmp_path: Path) -> None:
-    program = launched(links, tmp_path, "printf 'a\\0b'; echo oops >&2; sleep 1; exit 7")
+    program = Program(links, stand_in(tmp_path, "printf 'a\\0b'; echo oops >&2; sleep 1; exit 255"))
     for _ in range(5):
         program.link.send({})  # beats are answered, and the answers are not shown
-    assert program.ended() == (b"a\0b", b"oops\n", 7)
-
-
-def test_the_status_that_ssh_keeps_for_itself_is_not_taken_for_a_loss(links: Links, tmp_path: Path) -> None:
-    assert launched(links, tmp_path, "exit 255").ended()[2] == 254
+    assert program.ended() == (b"a\0b", b"oops\n", 254), "ssh keeps 255 for itself, and it is not taken for a loss"
 
 
 def test_what_cannot_be_started_says_why(links: Links, tmp_path: Path) -> None:
@@ -250,31 +232,22 @@ def test_what_cannot_be_started_says_why(links: Links, tmp_path: Path) -> None:
     assert (out, status) == (b"", 126) and b"No such file or directory" in err
 
 
-def test_a_program_that_ignores_sigterm_is_killed_when_asked(links: Links, tmp_path: Path) -> None:
-    program = launched(links, tmp_path, "trap '' TERM; echo up; while :; do sleep 0.1; done")
+def test_a_program_that_ignores_sigterm_is_killed_when_asked_or_when_nothing_is_heard(
+    links: Links, tmp_path: Path
+) -> None:
+    path = tmp_path / "pid"
+    stubborn = stand_in(tmp_path, f"trap '' TERM; echo $$ > {path}; echo up; while :; do sleep 0.1; done")
+    program = Program(links, stubborn)
     program.until(lambda: b"up" in program.printed["out"], "the program runs")
     program.link.send({"signal": signal.SIGKILL})
     assert program.ended()[2] == 128 + signal.SIGKILL
-
-
-def test_a_host_that_hears_nothing_ends_its_program_and_says_why(links: Links, tmp_path: Path) -> None:
-    program = Program(links, stand_in(tmp_path, "exec sleep 600"), host_timeout_s=1.0)
-    _, err, status = program.ended()
+    _, err, status = Program(links, stubborn, host_timeout_s=1.0).ended()
     assert status == 255, "lost, whatever the program's status was"
     assert why_lost(status, err.decode()) == "ddplaunch there heard nothing of the launcher for 1 s"
-
-
-def test_the_program_ends_with_its_service(links: Links, tmp_path: Path) -> None:
-    program = launched(links, tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 600")
-    path = tmp_path / "pid"
-    program.until(lambda: path.exists() and path.read_text().endswith("\n"), "the program runs")
+    program = Program(links, stand_in(tmp_path, f"echo $$ > {path}; echo up; exec sleep 600"))
+    program.until(lambda: b"up" in program.printed["out"], "the program runs")
     program.link.kill()
-    until(lambda: not runs(int(path.read_text())), "the program ended")
-
-
-def test_service_ends_when_its_launcher_is_gone() -> None:
-    done = subprocess.run(SERVICE, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")
+    until(lambda: not runs(int(path.read_text())), "the program ends with its service")
 
 
 def test_record_is_packed_and_unpacked(tmp_path: Path) -> None:

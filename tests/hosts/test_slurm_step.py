@@ -58,8 +58,8 @@ def test_a_batch_script_becomes_one_task_on_each_node(
     assert became.argv[-6:] == ["run", "--batch-size", "8", "--", "train.py", "it's"]
 
 
-@pytest.mark.parametrize("environ", [LOGIN, LOGIN | ONE_NODE])
-def test_the_shell_of_salloc_on_a_login_node_needs_a_step_for_one_node_too(
+@pytest.mark.parametrize("environ", [LOGIN, LOGIN | ONE_NODE, BATCH | {"DDPLAUNCH_STEP": "11"}])
+def test_the_shell_of_salloc_and_a_job_submitted_from_a_step_of_another_one_need_a_step_for_one_node_too(
     call: Call, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
 ) -> None:
     said = run_in(environ, call, monkeypatch, "--dry-run")
@@ -67,9 +67,7 @@ def test_the_shell_of_salloc_on_a_login_node_needs_a_step_for_one_node_too(
     assert said.out.startswith("# Slurm job 12: ") and "srun --kill-on-bad-exit=1" in said.out
 
 
-def test_a_job_submitted_from_a_step_of_another_one_gets_its_own(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = run_in(BATCH | {"DDPLAUNCH_STEP": "11"}, call, monkeypatch, "--dry-run")
-    assert isinstance(said, Said) and "srun --kill-on-bad-exit=1" in said.out
+HET = {"SLURM_HET_SIZE": "3", "SLURM_JOB_ID_HET_GROUP_0": "12", "SLURM_JOB_ID_HET_GROUP_1": "13"}
 
 
 @pytest.mark.parametrize(
@@ -79,7 +77,8 @@ def test_a_job_submitted_from_a_step_of_another_one_gets_its_own(call: Call, mon
         (BATCH | {"DDPLAUNCH_STEP": "12"}, ("--nnodes", "1")),
         (BATCH | ONE_NODE, ()),
         (BATCH, ("1x1",)),
-        (BATCH, ("--nnodes", "1")),
+        (BATCH | HET, ("1x1",)),
+        (STEP | HET, ()),
         ({}, ()),
     ],
 )
@@ -114,9 +113,6 @@ def test_a_task_for_each_gpu_that_was_asked_for_stays() -> None:
     assert slurm is not None and not [word for word in step_argv(slurm, environ) if word.startswith("--ntasks")]
 
 
-HET = {"SLURM_HET_SIZE": "3", "SLURM_JOB_ID_HET_GROUP_0": "12", "SLURM_JOB_ID_HET_GROUP_1": "13"}
-
-
 @pytest.mark.parametrize("environ", [BATCH | HET, BATCH | HET | ONE_NODE])
 def test_a_heterogeneous_job_is_refused_with_the_step_over_all_of_it(
     call: Call, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
@@ -124,11 +120,3 @@ def test_a_heterogeneous_job_is_refused_with_the_step_over_all_of_it(
     said = run_in(environ, call, monkeypatch)
     assert isinstance(said, Said) and said.status == 4 and "error[slurm-het-job]" in said.err
     assert "srun --het-group=0,1,2 --kill-on-bad-exit=1" in " ".join(said.err.split())
-
-
-@pytest.mark.parametrize(("environ", "words"), [(BATCH | HET, ("1x1",)), (STEP | HET, ())])
-def test_one_node_of_it_and_a_step_over_it_are_not(
-    call: Call, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], words: tuple[str, ...]
-) -> None:
-    said = run_in(environ, call, monkeypatch, *words, "--device", "cpu", "--no-checks", "--dry-run")
-    assert isinstance(said, Said) and said.status == 0 and "torch.distributed.run" in said.out

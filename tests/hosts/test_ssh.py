@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import pytest
 
 from tests.hosts.launching import clean_environment, ddplaunch
 from tests.ssh.lab import Lab, lab
-from tests.ssh.launched import TRAIN, WAIT, Launched
+from tests.ssh.launched import TRAIN, WAIT, Launched, dry_run
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -28,8 +26,9 @@ HOSTILE = [
     "ünïcode",
     "--r=16",
     "\\",
-    "a;b|c&",
+    "a;b|c",
 ]
+MODEL = "import torch\nWIDTH = {width}\n"
 SECRET = "s3cret $HOME 'quoted'\nsecond line"
 
 
@@ -42,18 +41,9 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield made
 
 
-def on(made: Lab, host: int, *argv: str) -> None:
-    done = made.hosts[host].run(list(argv), Path("/"), clean_environment())
-    assert done.returncode == 0, done.stderr
-
-
 def test_hosts_train_together(two: Lab) -> None:
     run = Launched(
-        two,
-        "together",
-        "2x2",
-        "--env",
-        f"MY_TOKEN={SECRET}",
+        *(two, "together", "2x2", "--env", f"MY_TOKEN={SECRET}"),
         script=("train.py", *HOSTILE),
         WANDB_API_KEY=SECRET,
         NCCL_NVLS_ENABLE="0",
@@ -80,23 +70,17 @@ def test_hosts_train_together(two: Lab) -> None:
     two.nothing_left("together")
 
 
-def test_killed_rank_is_named_with_its_host(two: Lab) -> None:
-    run = Launched(two, "killed", "2x1", "--grace", "2")
-    run.ready(0)
-    on(two, 1, "kill", "-9", str(run.ready(1)))
-    assert run.ended() == 137, run.said
-    assert (run.outcome["diagnosis"]["rank"], run.outcome["diagnosis"]["host"]) == (1, "alpha1")
-    two.nothing_left("killed")
-
-
 @pytest.mark.parametrize("victim", ["torch.distributed.run", "ddplaunch.cli.hosts.serve"])
 def test_whatever_is_killed_on_a_host_ends_the_job_everywhere(two: Lab, victim: str) -> None:
     name = victim.rpartition(".")[2]
-    run = Launched(two, name, "2x1", "--grace", "2")
+    run = Launched(two, name, "2x1", "--env", "MY_TOKEN=sesame-open", "--grace", "2", MY_TOKEN="sesame-open")
     run.all_ready()
+    for host in two.hosts:
+        seen = host.run(["ps", "-eo", "args"], Path("/"), {"PATH": "/usr/bin:/bin"}).stdout
+        assert "wait.py" in seen and "sesame-open" not in seen, "no secret is on a command line"
     wanted = "pt_elastic" if name == "run" and two.processes(two.hosts[1], "pt_elastic") else victim
     (pid,) = [each for each in two.processes(two.hosts[1], wanted) if is_named(two, each, wanted)]
-    on(two, 1, "kill", "-9", str(pid))
+    assert two.hosts[1].run(["kill", "-9", str(pid)], Path("/"), clean_environment()).returncode == 0
     assert run.ended() != 0
     assert run.outcome["diagnosis"]["host"] == "alpha1", run.said
     two.nothing_left(name)
@@ -108,59 +92,54 @@ def is_named(made: Lab, pid: int, word: str) -> bool:
     return word in words
 
 
-def test_an_interrupted_launcher_ends_all_and_no_secret_was_on_a_command_line(two: Lab) -> None:
-    """Long before the grace is over."""
-    run = Launched(two, "interrupted", "2x1", "--env", "MY_TOKEN=sesame-open", "--grace", "90", MY_TOKEN="sesame-open")
-    run.all_ready()
-    for host in two.hosts:
-        seen = host.run(["ps", "-eo", "args"], Path("/"), {"PATH": "/usr/bin:/bin"}).stdout
-        assert "wait.py" in seen and "sesame-open" not in seen
-    os.kill(run.launcher, signal.SIGINT)
-    assert run.ended(60) == 128 + signal.SIGINT, run.said
-    assert run.outcome["state"] == "terminated"
-    two.nothing_left("interrupted")
-
-
-def refused(
-    made: Lab, *words: str, script: tuple[str, ...] = ("wait.py",), hosts: str | None = None
-) -> tuple[int, str]:
-    argv = ddplaunch("run", "--device", "cpu", "--hosts", hosts or made.names, *words, "--", *script)
-    done = made.login.run(argv, made.work, clean_environment())
-    return done.returncode, " ".join(done.stderr.split())
-
-
 def test_hosts_that_cannot_be_used_are_refused_by_name(two: Lab) -> None:
-    status, said = refused(two, "3x1", hosts=f"{two.names},nowhere.invalid")
-    assert status == 4 and "error[host-name-unresolvable]" in said and "--> nowhere.invalid" in said
-    status, said = refused(two, "2x1", "--python", "/nowhere/python")
-    assert status == 4 and "error[host-without-python]: there is no interpreter" in said and "alpha0, alpha1" in said
-    status, said = refused(two, "2x1", hosts=f"alpha0,{two.hosts[0].address}")
-    assert status == 4 and "error[same-host-twice]" in said
-    status, said = refused(two, "2x1", "--master-port", "22")
-    assert status == 4 and "error[port-taken]: port 22 cannot be used on alpha0: Address already in use" in said
-    assert "nothing was launched" in said
-
-
-def test_scripts_that_differ_or_lack_are_refused(two: Lab) -> None:
-    (two.own(two.hosts[0]) / "odd.py").write_text("print(1)\n")
-    (two.work / "odd.py").write_text("print(1)\n")
-    status, said = refused(two, "2x1", script=("odd.py",))
-    assert status == 4 and "error[host-script-missing]" in said and "on alpha1" in said
-    (two.own(two.hosts[1]) / "odd.py").write_text("print(2)\n")
-    status, said = refused(two, "2x1", script=("odd.py",))
-    assert status == 4 and "error[hosts-differ-script]" in said
-
-
-def test_changed_host_key_is_refused(two: Lab) -> None:
+    words = ("--hosts", f"{two.names},nowhere.invalid", "--python", "/nowhere/python")
+    said = dry_run(two, *words, size="3x1", status=4)
+    assert "error[host-name-unresolvable]" in said and "--> nowhere.invalid" in said
+    assert "error[host-without-python]: there is no interpreter" in said and "alpha0, alpha1" in said
+    said = dry_run(two, "--master-port", "22", status=4)
+    assert "error[port-taken]: port 22 cannot be used on alpha0: Address already in use" in said
     known = two.folder / "known_hosts"
     before = known.read_text()
-    first, second = before.splitlines()
+    first = before.splitlines()[0].partition(" ")[2]
     try:
-        known.write_text(f"{first}\nalpha1,{two.hosts[1].address} {first.partition(' ')[2]}\n")
-        status, said = refused(two, "2x1")
-        assert status == 4 and "error[host-key-changed]" in said and "--> alpha1" in said
-        known.write_text(f"{first}\n")
-        status, said = refused(two, "2x1")
-        assert status == 4 and "error[host-key-unknown]" in said
+        known.write_text(f"alpha1,{two.hosts[1].address} {first}\n")
+        said = dry_run(two, status=4)
+        assert "error[host-key-changed]" in said and "--> alpha1" in said and "error[host-key-unknown]" in said
     finally:
-        known.write_text(f"{first}\n{second}\n")
+        known.write_text(before)
+
+
+def test_other_code_than_the_other_host_or_the_launcher_has_is_named(two: Lab) -> None:
+    first, second = map(two.own, two.hosts)
+    for folder in (two.work, first, second):
+        (folder / "net").mkdir()
+        (folder / "net" / "model.py").write_text(MODEL.format(width=8))
+    for folder in (two.work, first):
+        (folder / "odd.py").write_text("from net.model import WIDTH\n")
+    assert "error[host-script-missing]" in dry_run(two, script="odd.py", status=4)
+    (second / "odd.py").write_text("print(2)\n")
+    assert "error[hosts-differ-script]" in dry_run(two, script="odd.py", status=4)
+    two.write("odd.py", "from net.model import WIDTH\n" + TRAIN)
+    (second / "net" / "model.py").write_text(MODEL.format(width=9))
+    found = dry_run(two, script="odd.py", status=4)
+    assert "error[hosts-differ-sources]: what the script imports differs: `net/model.py` on alpha1" in found
+    (second / "net" / "model.py").unlink()
+    assert "`net/model.py` (missing) on alpha1" in dry_run(two, script="odd.py", status=4)
+    (second / "net" / "model.py").write_text(MODEL.format(width=8))
+    (two.work / "net" / "model.py").write_text(MODEL.format(width=11))
+    found = dry_run(two, script="odd.py", status=0)
+    assert "warning[hosts-differ-from-here]: the hosts do not have this directory's `net/model.py`" in found
+
+
+def test_a_plan_of_several_hosts(two: Lab) -> None:
+    words = ddplaunch("plan", "2", "--device", "cpu", "--batch-size", "4", "--hosts", two.names)
+    done = two.login.run([*words, "--json", "--", "train.py"], two.work, clean_environment())
+    hosts = json.loads(done.stdout)["hosts"]
+    assert [each["host"] for each in hosts] == ["alpha0", "alpha1"], done.stderr
+    assert [each["topology"]["nproc_per_node"]["value"] for each in hosts] == [2, 2]
+    assert {each["topology"]["world_size"] for each in hosts} == {4}
+    done = two.login.run([*words, "--", "train.py"], two.work, clean_environment())
+    assert done.returncode == 0 and "4 processes, 2 nodes of 2, this is node 1" in " ".join(done.stdout.split())
+    assert done.stdout.startswith("alpha0\n") and "\nalpha1\n" in done.stdout
+    assert done.stdout.count("torch.distributed.run") == 2, done.stdout

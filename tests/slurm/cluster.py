@@ -20,6 +20,7 @@ from tests.ports import free_ports
 
 GPUS = 4
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "unshare")
+_OVER = ("COMPLETED", "FAILED", "OUT_OF_MEMORY", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 _UP_S = 120.0
 _DOWN_S = 30.0
 
@@ -133,15 +134,7 @@ class Cluster:
         while True:
             shown = self.run(["scontrol", "show", "job", "-o", job], self.folder).stdout
             fields = dict(word.partition("=")[::2] for word in shown.split() if "=" in word)
-            if fields.get("JobState", "PENDING") in (
-                "COMPLETED",
-                "FAILED",
-                "OUT_OF_MEMORY",
-                "CANCELLED",
-                "TIMEOUT",
-                "NODE_FAIL",
-                "PREEMPTED",
-            ):
+            if fields.get("JobState", "PENDING") in _OVER:
                 return fields
             assert time.monotonic() < deadline, f"job {job} did not end: {shown}"
             time.sleep(0.3)

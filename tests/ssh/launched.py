@@ -122,3 +122,12 @@ class Launched:
         value = json.loads((self.record / "outcome.json").read_text())
         assert isinstance(value, dict)
         return value
+
+
+def dry_run(made: Lab, *words: str, status: int, size: str = "2x1", script: str = "train.py", **env: str) -> str:
+    """Return what a launch over the hosts of the lab that starts nothing says, without the line breaks."""
+    hosts = () if "--hosts" in words else ("--hosts", made.names)
+    argv = ddplaunch("run", size, "--device", "cpu", *hosts, *words, "--dry-run", "--", script)
+    done = made.login.run(argv, made.work, clean_environment(**env))
+    assert done.returncode == status, done.stdout + done.stderr
+    return " ".join((done.stdout + done.stderr).split())

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import sysconfig
@@ -14,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.agent.guarded import until
-from tests.agent.test_saves_on_signals import TRAIN as SAVING
 from tests.hosts.launching import clean_environment, ddplaunch
 from tests.hosts.namespaces import INTERFACE, in_network
 from tests.ssh.lab import Lab, lab
-from tests.ssh.launched import TRAIN, WAIT, Launched
+from tests.ssh.launched import TRAIN, Launched, dry_run
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -27,17 +24,22 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 #: torchrun does not count its restart, and TORCHELASTIC_RESTART_COUNT stays 0.
 AGAIN = """
 import os, pathlib, time
-import torch.distributed as dist
-dist.init_process_group("gloo")
-dist.barrier()
 tried = pathlib.Path("tried-" + os.environ["RANK"])
 if not tried.exists():
     tried.touch()
-    if dist.get_rank() == 1:
-        raise RuntimeError("bad batch")
-    time.sleep(60)
-dist.barrier()
-os._exit(0)
+    time.sleep(1 if os.environ["RANK"] == "1" else 60)
+    raise RuntimeError("bad batch")
+"""
+#: Saves when it is told to end, which takes a while.
+SAVES = """
+import os, pathlib, signal, sys, time
+def save(number, frame):
+    time.sleep(1)
+    pathlib.Path("saved-" + os.environ["RANK"]).touch()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("rank", os.environ["RANK"], "waits", flush=True)
+time.sleep(600)
 """
 
 
@@ -57,17 +59,16 @@ def trained(made: Lab, run: Launched) -> list[str]:
     return [f"{each['MASTER_ADDR']} {each['GLOO_SOCKET_IFNAME']}" for each in saw]
 
 
-def said_of(made: Lab, *words: str, status: int, **env: str) -> str:
-    """Return what a launch that starts nothing says."""
-    argv = ddplaunch("run", "2x1", "--device", "cpu", *words, "--dry-run", "--", "train.py")
-    done = made.login.run(argv, made.work, clean_environment(**env))
-    assert done.returncode == status, done.stderr
-    return " ".join((done.stdout + done.stderr).split())
-
-
-def test_name_that_means_loopback_to_rank_0(debian: Lab) -> None:
-    run = Launched(debian, "loopback", "2x1", "--master-addr", "alpha0", script=("train.py",))
+def test_a_name_that_means_loopback_to_rank_0_and_a_directory_of_the_run_that_hosts_share(debian: Lab) -> None:
+    """They record in it, and bring nothing."""
+    shared = debian.folder / "shared"
+    words = ("2x1", "--master-addr", "alpha0", "--run-dir", str(shared))
+    run = Launched(debian, "loopback", *words, script=("train.py",))
     assert trained(debian, run) == [f"{debian.hosts[0].address} {INTERFACE}"] * 2
+    record = shared / "runs" / "loopback"
+    assert json.loads((record / "outcome.json").read_text())["state"] == "succeeded"
+    assert [len(list(record.glob(f"node-{node}/attempt-0/rank-{node}.out"))) for node in (0, 1)] == [1, 1]
+    assert not any((debian.own(host) / ".ddplaunch" / "runs" / "loopback").exists() for host in debian.hosts)
 
 
 def test_the_reason_of_a_restart_on_another_host_is_kept(debian: Lab) -> None:
@@ -87,7 +88,7 @@ def test_a_host_that_takes_no_record_is_named_before_and_its_last_words_come_all
         host.run(["mount", "-o", "remount,bind,ro", str(debian.work)], Path("/"), clean_environment()).returncode == 0
     )
     try:
-        said = said_of(debian, "--hosts", debian.names, status=4)
+        said = dry_run(debian, status=4)
         assert "error[record-not-writable]: the record of the run cannot be written: .ddplaunch --> alpha1" in said
         run = Launched(debian, "unkept", "2x1", "--ignore", "record-not-writable", script=("bad.py",))
         assert run.ended() == 1, run.said
@@ -101,8 +102,8 @@ def test_a_host_that_takes_no_record_is_named_before_and_its_last_words_come_all
 
 
 def test_a_detached_run_is_followed_and_stopped_on_a_host(debian: Lab) -> None:
-    debian.write("wait.py", WAIT)
-    words = ("--device", "cpu", "--hosts", debian.names, "--run-id", "detached", "--detach", "--", "wait.py")
+    debian.write("saves.py", SAVES)
+    words = ("--device", "cpu", "--hosts", debian.names, "--run-id", "detached", "--detach", "--", "saves.py")
     done = debian.login.run(ddplaunch("run", "2x1", *words), debian.work, clean_environment())
     assert (done.returncode, done.stdout) == (0, "detached\n"), done.stderr
     follow = debian.login.command(ddplaunch("logs", "detached", "--follow"), debian.work)
@@ -113,6 +114,7 @@ def test_a_detached_run_is_followed_and_stopped_on_a_host(debian: Lab) -> None:
     done = debian.hosts[1].run(ddplaunch("stop", "detached"), debian.work, clean_environment())
     assert "SIGTERM" in done.stderr, done.stderr
     debian.nothing_left("detached", 60)
+    assert [(debian.own(host) / f"saved-{rank}").exists() for rank, host in enumerate(debian.hosts)] == [True] * 2
     followed.communicate(timeout=60)
     assert followed.returncode == 0
     console = debian.work / ".ddplaunch" / "runs" / "detached" / "console.log"
@@ -121,31 +123,8 @@ def test_a_detached_run_is_followed_and_stopped_on_a_host(debian: Lab) -> None:
     assert "error[terminated]: the run was ended by `ddplaunch stop`" in " ".join(explained.stdout.split())
 
 
-def test_hosts_that_share_the_directory_of_the_run_record_in_it_and_bring_nothing(debian: Lab) -> None:
-    shared = debian.folder / "shared"
-    words = ("--device", "cpu", "--hosts", debian.names, "--run-id", "one", "--run-dir", str(shared), "--", "train.py")
-    done = debian.login.run(ddplaunch("run", "2x1", *words), debian.work, clean_environment())
-    assert done.returncode == 0, done.stderr
-    record = shared / "runs" / "one"
-    assert json.loads((record / "outcome.json").read_text())["state"] == "succeeded"
-    assert [len(list(record.glob(f"node-{node}/attempt-0/rank-{node}.out"))) for node in (0, 1)] == [1, 1]
-    assert not any((debian.own(host) / ".ddplaunch" / "runs" / "one").exists() for host in debian.hosts)
-
-
 #: What an environment for training may be without.
 _NOT_THERE = ("ddplaunch", "__editable__", "typer", "rich", "psutil", "pynvml", "nvidia_ml", "yaml", "pyyaml", "tree_s")
-
-
-def test_ranks_on_hosts_have_saved_beside_their_data_workers(debian: Lab) -> None:
-    debian.write("save.py", SAVING)
-    run = Launched(debian, "saving", "2x1", script=("save.py", "2"))
-    ups = [debian.own(host) / f"up-{rank}-0" for rank, host in enumerate(debian.hosts)]
-    run.until(lambda: all(up.exists() for up in ups), "both ranks train")
-    os.kill(run.launcher, signal.SIGTERM)
-    assert run.ended() == 143, run.said
-    for rank, host in enumerate(debian.hosts):
-        assert (debian.own(host) / f"saved-{rank}-0.pt").exists(), run.said
-    debian.nothing_left("saving", 60)
 
 
 def test_hosts_without_ddplaunch_get_it_by_what_is_typed(debian: Lab) -> None:
@@ -156,14 +135,14 @@ def test_hosts_without_ddplaunch_get_it_by_what_is_typed(debian: Lab) -> None:
     for path in Path(sysconfig.get_path("purelib")).iterdir():
         if not path.name.lower().startswith(_NOT_THERE) and path.suffix != ".pth":
             (site / path.name).symlink_to(path)
-    words = ("--hosts", debian.names, "--python", str(there / "bin/python"))
-    said = said_of(debian, *words, status=4, COLUMNS="9999")
+    words = ("--python", str(there / "bin/python"))
+    said = dry_run(debian, *words, status=4, COLUMNS="9999")
     assert said.count("error[host-without-ddplaunch]") == 1, said
     typed = said.partition("fix: `")[2].partition("`, or name")[0]
     assert typed.startswith("for host in alpha0 alpha1; do "), said
     done = debian.login.run(["sh", "-c", typed], Path("/"), clean_environment())
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "# on alpha1, in" in said_of(debian, *words, "--ignore", "hosts-differ-packages", status=0)
+    assert "# on alpha1, in" in dry_run(debian, *words, "--ignore", "hosts-differ-packages", status=0)
 
 
 def test_jump_hosts_and_questions(debian: Lab) -> None:
@@ -179,10 +158,10 @@ def test_jump_hosts_and_questions(debian: Lab) -> None:
     )
     env = {"DISPLAY": ":0", "SSH_ASKPASS": str(window)}
     with debian.configured(config):
-        assert "# on behind, in" in said_of(debian, "--hosts", "alpha0,behind", status=0)
-        said = said_of(debian, "--hosts", "behind,same", status=4)
+        assert "# on behind, in" in dry_run(debian, "--hosts", "alpha0,behind", status=0)
+        said = dry_run(debian, "--hosts", "behind,same", status=4)
         assert "error[same-host-twice]: behind and same are the same machine" in said
-        said = said_of(debian, "--hosts", "alpha0,locked", "--join-timeout", "30", status=4, **env)
+        said = dry_run(debian, "--hosts", "alpha0,locked", "--join-timeout", "30", status=4, **env)
     assert "error[host-login-denied]: locked refused this user" in said
     assert f"root@{first.name}: Permission denied" in said
     assert not asked.exists()
@@ -195,18 +174,17 @@ def test_start_up_files_and_keys_of_no_use(debian: Lab) -> None:
     host = debian.hosts[1]
     mounted = host.run(["mount", "--bind", str(start_up), str(Path.home() / ".bashrc")], Path("/"), clean_environment())
     assert mounted.returncode == 0, mounted.stderr
-    words = ("--hosts", debian.names)
-    said = said_of(debian, *words, status=4)
+    said = dry_run(debian, status=4)
     assert "error[host-session-failed]: alpha1 ended the session before ddplaunch began: status 0" in said
     start_up.write_text("[[ $- == *i* ]] || return\nexit 0\n")
-    said_of(debian, *words, status=0)
+    dry_run(debian, status=0)
     start_up.write_text("export PATH=/nowhere PYTHONHOME=/nowhere\n")
-    said_of(debian, *words, status=0)
+    dry_run(debian, status=0)
     (debian.folder / "id").chmod(0o644)
-    said = said_of(debian, *words, status=4, COLUMNS="9999")
+    said = dry_run(debian, status=4, COLUMNS="9999")
     assert "error[host-login-denied]: alpha0 and alpha1 refused this user: ssh ignores the key" in said
     subprocess.run(said.partition("fix: `")[2].partition("`")[0], shell=True, check=True)
-    said_of(debian, *words, status=0)
+    dry_run(debian, status=0)
 
 
 def test_hosts_with_ipv6_alone(debian: Lab) -> None:
