@@ -8,7 +8,6 @@ import os
 import pickle
 import pty
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -72,16 +71,6 @@ def at_rest(pid: int) -> bool:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     status = {name: value.split()[0] for name, _, value in (line.partition(":") for line in lines) if value.strip()}
     return status["State"] == "S" and not int(status["SigPnd"], 16) | int(status["ShdPnd"], 16)
-
-
-def remove(directory: Path) -> None:
-    """Remove what a guard may write into at the same moment, as `rm -rf` does when it is typed again."""
-
-    def gone() -> bool:
-        shutil.rmtree(directory, ignore_errors=True)
-        return not directory.exists()
-
-    until(gone, f"{directory} is removed")
 
 
 class Guarded:

@@ -62,10 +62,6 @@ def saves():
     signal.signal(signal.SIGTERM, save)
     wait()
 
-def stubborn():
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    wait()
-
 def deaf():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     wait()
@@ -73,9 +69,6 @@ def deaf():
 def workers():
     for _ in range(2):
         multiprocessing.get_context("fork").Process(target=time.sleep, args=(120,)).start()
-    if rank == 0 and attempt < int(os.environ.get("FAILS", "0")):
-        time.sleep(0.3)
-        os._exit(5)
     wait()
 
 def second():

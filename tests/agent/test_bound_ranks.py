@@ -15,7 +15,6 @@ import pytest
 from ddplaunch.machine.hardware import levels
 from tests.agent.plugin_runs import DEADLINE_S
 from tests.hosts.launching import clean_environment, ddplaunch
-from tests.warm.launching import environment, launch, torchrun
 
 MINE = sorted(os.sched_getaffinity(0))
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(len(MINE) < 2, reason="one CPU cannot be divided")]
@@ -56,15 +55,14 @@ def cpus(folder: Path, attempt: int = 0) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("start", ["cold", "warm"])
-def test_each_rank_has_cores_of_its_own(tmp_path: Path, start: str) -> None:
-    said = run(tmp_path, "--placement", "cores", "--start", start, "--max-restarts", "1", arguments=["fails"])
+def test_each_rank_has_cores_of_its_own_warm_and_after_a_restart(tmp_path: Path) -> None:
+    said = run(tmp_path, "--placement", "cores", "--start", "warm", "--max-restarts", "1", arguments=["fails"])
     assert "each of 2 ranks on " in said and "cold start" not in said
     for attempt in (0, 1):
         first, second = cpus(tmp_path, attempt)
         assert sorted(first + second) == MINE and first and second
         *_, warm = json.loads((tmp_path / f"cpus-1-{attempt}.json").read_text())
-        assert warm is (start == "warm" and attempt == 0), "a restart is cold"
+        assert warm is (attempt == 0), "a restart is cold"
 
 
 def test_taskset_wins_and_ranks_share_what_it_leaves(tmp_path: Path) -> None:
@@ -101,58 +99,13 @@ def test_a_cpuset_is_named_and_its_cpus_are_divided(tmp_path: Path) -> None:
         folder.rmdir()
 
 
-def test_none_leaves_ranks_alone(tmp_path: Path) -> None:
-    assert "left to the kernel" in run(tmp_path, "--placement", "none", "--start", "warm")
-    assert cpus(tmp_path) == [MINE] * 2
-
-
-def test_openmp_that_binds_at_load_makes_ranks_start_cold(tmp_path: Path) -> None:
-    said = run(tmp_path, "--placement", "cores", "--start", "warm", OMP_PROC_BIND="close")
-    assert "cold start: OMP_PROC_BIND is set" in said
-    first, second = cpus(tmp_path)
-    assert not set(first) & set(second)
-
-
-@pytest.mark.parametrize("start", ["cold", "warm"])
-def test_cpus_that_are_gone_leave_ranks_unbound(tmp_path: Path, start: str) -> None:
+def test_cpus_that_are_gone_leave_ranks_unbound(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    settings = {"run_id": "gone", "start": start, "cpus": ["8000", "8001"], "grace_s": 30.0}
-    env = {**environment(tmp_path), "DDPLAUNCH_AGENT": json.dumps(settings), "DDPLAUNCH_NPROC": "2"}
-    ended = launch(torchrun(False, 2, "--logs-specs=ddplaunch", "train.py"), env, tmp_path)
+    settings = {"run_id": "gone", "start": "warm", "cpus": ["8000", "8001"], "grace_s": 30.0}
+    env = clean_environment(DDPLAUNCH_AGENT=json.dumps(settings), DDPLAUNCH_NPROC="2", OMP_NUM_THREADS="1")
+    words = [sys.executable, "-u", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    words += ["--logs-specs=ddplaunch", "--max-restarts=1", "train.py", "fails"]
+    ended = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=DEADLINE_S)
     assert ended.returncode == 0, ended.stderr
-    assert cpus(tmp_path) == [MINE] * 2
+    assert cpus(tmp_path) == cpus(tmp_path, 1) == [MINE] * 2
     assert ended.stderr.count("ranks are not bound to CPUs: ") == 1
-
-
-#: ddplaunch's plug-in for a torchrun that sees a GPU beside each CPU.
-_GPUS = """
-import os
-from torch.numa import binding
-from ddplaunch.agent.logs_specs import CapturedLogs as Captured
-binding._get_logical_cpus_to_bind_to = lambda *, gpu_index, numa_options: {sorted(os.sched_getaffinity(0))[gpu_index]}
-"""
-_NUMACTL = """
-import os, sys
-os.sched_setaffinity(0, [int(sys.argv[1].partition("=")[2])])
-os.execv(sys.argv[2], sys.argv[2:])
-"""
-
-
-def test_torchruns_own_binding_makes_the_start_cold(tmp_path: Path) -> None:
-    pytest.importorskip("torch.numa.binding")
-    (tmp_path / "numactl").write_text(f"#!{sys.executable}{_NUMACTL}")
-    (tmp_path / "numactl").chmod(0o755)
-    (tmp_path / "train.py").write_text(SCRIPT)
-    (tmp_path / "with_gpus.py").write_text(_GPUS)
-    facts = tmp_path / "with_gpus-0.dist-info"
-    facts.mkdir()
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: with-gpus\nVersion: 0\n")
-    (facts / "entry_points.txt").write_text("[torchrun.logs_specs]\nwith-gpus = with_gpus:Captured\n")
-    settings = {"run_id": "own", "start": "warm", "grace_s": 30.0}
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    variables = {"DDPLAUNCH_AGENT": json.dumps(settings), "DDPLAUNCH_NPROC": "2", "PATH": path}
-    env = {**environment(tmp_path), **variables}
-    ended = launch(torchrun(False, 2, "--logs-specs=with-gpus", "--numa-binding=node", "train.py"), env, tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    assert "cold start: `numactl` is not the interpreter" in ended.stderr
-    assert cpus(tmp_path) == [[MINE[0]], [MINE[1]]]

@@ -6,6 +6,7 @@ import hashlib
 import os
 import pty
 import select
+import shutil
 import signal
 import time
 import tty
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.agent.protocol import send
-from tests.agent.guarded import Guarded, read_for, remove, until, waits_for
+from tests.agent.guarded import Guarded, read_for, until, waits_for
 
 BOTH = """
 import sys
@@ -81,7 +82,7 @@ def test_a_deleted_directory_stops_nothing(tmp_path: Path) -> None:
     with out.open("wb") as console, Guarded(tmp_path, console, 2) as guarded:
         guarded.attempt([program])
         until(lambda: out.read_bytes() == b"before\n", "shown")
-        remove(guarded.directory)
+        until(lambda: shutil.rmtree(guarded.directory, True) or not guarded.directory.exists(), "it is removed")
         go.touch()
         guarded.wait()
         guarded.ranks.clear()

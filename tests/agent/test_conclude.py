@@ -20,10 +20,8 @@ from ddplaunch.records.outcome import (
     AttemptOutcome,
     RankOutcome,
     RunOutcome,
-    write_outcome,
 )
-from ddplaunch.ui.explain_view import as_finding
-from ddplaunch.ui.outcome_view import attempt_text, outcome_text
+from ddplaunch.ui.outcome_view import outcome_text
 from ddplaunch.ui.terminal import Terminal
 from tests.conftest import Golden
 
@@ -75,30 +73,23 @@ def failure(number: int, exit_code: int, timestamp_s: int = 5) -> RankFailure:
 
 
 @pytest.mark.parametrize(
-    ("run", "first", "status"),
+    ("run", "first", "status", "state"),
     [
-        (ended(state="succeeded"), None, 0),
-        (ended(), rank(1, exit_code=3), 3),
-        (ended(), rank(1, exit_code=None, signal="SIGKILL"), 137),
-        (ended(), rank(1, exit_code=None, signal="signal 36"), 164),
-        (ended(state="signal", signal=15), rank(1, exit_code=1), 143),
-        (ended(state="signal", signal=2), None, 130),
-        (ended(state="signal", signal=1), None, 129),
-        (ended(state="failed", signal=15), rank(1, exit_code=4), 4),
-        (ended(state="error", error="RendezvousTimeoutError"), None, 1),
-        (ended(failures=(failure(0, -15, 1), failure(1, -11))), None, 139),
-        (ended(failures=(failure(0, -15),)), None, 143),
-        (ended(state="error", launcher_died=True), rank(1, exit_code=1), 137),
+        (ended(state="succeeded"), None, 0, "succeeded"),
+        (ended(), rank(1, exit_code=3), 3, "failed"),
+        (ended(), rank(1, exit_code=None, signal="SIGKILL"), 137, "failed"),
+        (ended(), rank(1, exit_code=None, signal="signal 36"), 164, "failed"),
+        (ended(state="signal", signal=15), rank(1, exit_code=1), 143, "terminated"),
+        (ended(state="signal", signal=2), None, 130, "terminated"),
+        (ended(state="failed", signal=15), rank(1, exit_code=4), 4, "failed"),
+        (ended(state="error", error="RendezvousTimeoutError"), None, 1, "failed"),
+        (ended(failures=(failure(0, -15, 1), failure(1, -11))), None, 139, "failed"),
+        (ended(failures=(failure(0, -15),)), None, 143, "failed"),
+        (ended(state="error", launcher_died=True), rank(1, exit_code=1), 137, "killed"),
     ],
 )
-def test_exit_status(run: EndedRun, first: RankOutcome | None, status: int) -> None:
-    assert run.exit_status(first) == status
-
-
-def test_states() -> None:
-    runs = (ended(state="succeeded"), ended(), ended(state="error"), ended(state="signal", signal=15))
-    assert [run.run_state() for run in runs] == ["succeeded", "failed", "failed", "terminated"]
-    assert ended(state="error", launcher_died=True).run_state() == "killed"
+def test_exit_status_and_state(run: EndedRun, first: RankOutcome | None, status: int, state: str) -> None:
+    assert (run.exit_status(first), run.run_state()) == (status, state)
 
 
 def test_last_words(tmp_path: Path) -> None:
@@ -163,6 +154,9 @@ def test_attempt_that_is_followed_by_another(settings: Settings) -> None:
     assert not final and text.startswith("ddplaunch: attempt 1 of 4 failed: error[script-exception] ")
     assert text.rstrip().endswith("; restarting")
     assert attempt_ended(settings, attempt(rank(0), rank(1))) == ("", False), "nodes came or went"
+    bare, heard = Settings(), Heard()
+    assert conclude(bare, ended(state="error", error="RendezvousTimeoutError"), heard) == 1
+    assert "error[" in heard.text and "no record" in heard.text
 
 
 @pytest.mark.parametrize(
@@ -235,13 +229,6 @@ def test_a_quiet_run_says_only_what_is_wrong(settings: Settings) -> None:
     assert conclude(quiet, ended(two_ranks()), heard) == 1 and "error[script-exception]" in heard.text
 
 
-def test_nothing_known_but_the_exit(settings: Settings) -> None:
-    heard = Heard()
-    bare = Settings()
-    assert conclude(bare, ended(state="error", error="RendezvousTimeoutError"), heard) == 1
-    assert "error[" in heard.text and "no record" in heard.text
-
-
 DIAGNOSIS = Diagnosis(
     "cuda-out-of-memory",
     "observed",
@@ -292,6 +279,8 @@ def test_last_words_on_the_console(case: str, golden: Golden) -> None:
     text = outcome_text(CASES[case], ".ddplaunch/runs/r", Terminal(80), signal=number)
     assert max(map(len, text.splitlines())) <= 80
     golden(f"outcome-{case}", text)
+    red = "\x1b[1;31m" in outcome_text(CASES[case], None, Terminal(80, True), signal=number)
+    assert red is (case not in ("interrupted", "done", "done-at-last")), "an end in order is no error"
 
 
 MANY = tuple(
@@ -318,6 +307,8 @@ def test_the_last_screen_is_the_failed_ranks_own_story(calls: int) -> None:
     ranks = (RankOutcome(1, 1, "node-1"), RankOutcome(2, 2, "node-1", last_lines=said))
     run = outcome(diagnosis=found, cascade=ECHOES, attempts=(replace(before(None)[0], ranks=ranks),))
     text = outcome_text(run, ".ddplaunch/runs/20261122-162137-n6rf23", Terminal(80))
+    if calls == 30:
+        assert "      …\n" in text, "the end of the story is kept"
     assert text.count("\n") <= 23 and all(len(line) <= 80 for line in text.splitlines() if "`" not in line)
     assert sum("followed by:" in line for line in text.splitlines()) == 1, "what others say is one line"
     if calls:
@@ -325,21 +316,6 @@ def test_the_last_screen_is_the_failed_ranks_own_story(calls: int) -> None:
         assert "printed last" not in text
     else:
         assert "  rank 2 printed last:\n" in text and "line 19 yy" in text
-
-
-def test_a_story_of_many_calls_keeps_its_end() -> None:
-    run = outcome(diagnosis=replace(DIAGNOSIS, calls=MANY), cascade=ECHOES[:1])
-    lines = outcome_text(run, ".ddplaunch/runs/r", Terminal(80)).splitlines()
-    assert len(lines) <= 23
-    begun = lines.index("      …")
-    assert lines[begun + 1].lstrip().startswith(("model.py", "…")) and "model.py:29 in layer" in lines[-6]
-    assert lines[-5] == "        … 3 calls in torch" and lines[-4].startswith("  followed by: rank 0: ")
-
-
-def test_the_first_line_of_evidence_is_a_place() -> None:
-    line = Evidence("node-0/attempt-0/rank-0.out", 11, "Connection closed by peer")
-    found = Diagnosis("rank-left-early", "observed", "rank 1 left", "", (), 1, "node-1", (line,))
-    assert as_finding(found, "runs/r").where == ("rank 1 on node-1", "runs/r/node-0/attempt-0/rank-0.out:11")
 
 
 def test_words_that_the_diagnosis_quotes_are_not_said_again() -> None:
@@ -351,29 +327,3 @@ def test_words_that_the_diagnosis_quotes_are_not_said_again() -> None:
     assert "      the lines before it\n" in outcome_text(run, None, Terminal(80))
     assert "printed last" not in outcome_text(replace(run, state="terminated"), None, Terminal(80))
     assert "printed last" not in outcome_text(run, None, Terminal(80), stopped=True)
-
-
-def test_an_end_in_order_is_no_error() -> None:
-    asked, killed = (
-        outcome_text(CASES[each], None, Terminal(80, True), signal=signal.SIGINT)
-        for each in ("interrupted", "interrupted-twice")
-    )
-    assert "\x1b[1;31m" not in asked and "\x1b[1;31m" in killed
-
-
-def test_colour() -> None:
-    text = outcome_text(CASES["failed"], None, Terminal(60, True), unrecorded="No space left on device")
-    assert "\x1b[1;31m" in text and "no record: No space left on device" in text.replace("\n ", "")
-
-
-def test_attempt_line_is_one_sentence() -> None:
-    assert (
-        attempt_text(0, 1, None, Terminal(80)) == "ddplaunch: attempt 1 of 2 failed: no reason is known; restarting\n"
-    )
-
-
-def test_disk_that_takes_nothing(tmp_path: Path) -> None:
-    (tmp_path / "node-1").write_text("")
-    assert write_outcome(tmp_path, outcome(node=1)) is not None
-    assert write_outcome(tmp_path, outcome()) is None
-    assert (tmp_path / "outcome.json").exists()

@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,8 +19,6 @@ from ddplaunch.agent.guard.hang_watch import Look, Usage, idle, shares
 from ddplaunch.agent.rank_site import taking_part
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.planning.options import parse_options
-from ddplaunch.planning.resolve import plugin_settings
-from ddplaunch.planning.settings import Settings
 from ddplaunch.values.finding import ExitStatus, UsageError
 from ddplaunch.values.resolved import Resolved, Source
 from tests.agent.guarded import Guarded, until
@@ -31,19 +28,6 @@ from tests.hosts.launching import ANYWHERE, clean_environment, ddplaunch
 DEADLINE_S = 240
 
 # What was asked for
-
-
-def asked(**said: Any) -> dict[str, object]:
-    values: dict[str, Any] = {name: Resolved(value, Source("flag", name)) for name, value in said.items()}
-    told: dict[str, object] = json.loads(plugin_settings(parse_options(values), Settings()).to_json())
-    return {name: value for name, value in told.items() if name not in json.loads(Settings().to_json())}
-
-
-def test_time_limits_are_read() -> None:
-    assert asked() == {}
-    assert asked(stacks=False) == {"stacks": False}
-    assert asked(timeout="2h") == {"timeout_s": 7200.0}
-    assert asked(hang_timeout="10m", on_hang="stop") == {"hang_timeout_s": 600.0, "on_hang": "stop"}
 
 
 @pytest.mark.parametrize(
@@ -57,7 +41,7 @@ def test_time_limits_are_read() -> None:
 )
 def test_time_limits_that_make_no_sense_are_refused(said: dict[str, str], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        asked(**said)
+        parse_options({name: Resolved(value, Source("flag", name)) for name, value in said.items()})
 
 
 # What moves
@@ -173,11 +157,7 @@ def reduce():
     dist.all_reduce(torch.ones(4))
 
 reduce()
-if mode == "sleeps":
-    if rank == 2:
-        stuck()
-    reduce()
-elif mode == "loader":
+if mode == "loader":
     for _ in DataLoader(Samples(), num_workers=2):
         reduce()
 elif mode == "order":
@@ -224,14 +204,6 @@ elif mode == "thread":
     if rank == 1:
         threading.Thread(target=load, name="loader").start()
         batches.get()
-elif mode == "long":
-    until, going = time.monotonic() + 5, torch.ones(1)
-    matrix = torch.rand(300, 300)
-    while going.item():
-        for _ in range(50):
-            matrix = matrix @ matrix / matrix.norm()
-        going = torch.tensor([float(time.monotonic() < until)])
-        dist.broadcast(going, 0)
 dist.barrier()
 os._exit(0)  # gloo's threads now and then abort an interpreter that ends
 """
@@ -257,22 +229,11 @@ STOPPING = ("--hang-timeout", "3s", "--on-hang", "stop", "--grace", "2")
 
 
 @pytest.mark.slow
-def test_a_rank_that_does_not_come_is_named_and_the_run_ended(tmp_path: Path) -> None:
-    run = Ended(tmp_path, "sleeps", 4, *STOPPING)
-    assert run.status == ExitStatus.TIMED_OUT, run.said
-    assert (run.outcome["state"], run.outcome["exit_status"]) == ("failed", 124)
-    assert (run.diagnosis["code"], run.diagnosis["rank"]) == ("collective-timeout", 2)
-    assert run.outcome["first_failed_rank"] == 2
-    assert "in stuck, and ranks 0, 1, 3 wait in all_reduce at train.py" in run.diagnosis["what"]
-    assert "rank 2 sleeps" in run.diagnosis["why"]
-    assert "stopped (exit status 124)" in run.said
-    until(lambda: not of_folder(tmp_path), "nothing is left")
-
-
-@pytest.mark.slow
 def test_a_data_loader_whose_worker_hangs(tmp_path: Path) -> None:
     run = Ended(tmp_path, "loader", 2, *STOPPING)
-    assert (run.status, run.diagnosis["rank"]) == (124, 1), run.said
+    assert run.status == run.outcome["exit_status"] == ExitStatus.TIMED_OUT == 124, run.said
+    assert (run.outcome["state"], run.diagnosis["code"]) == ("failed", "collective-timeout")
+    assert run.diagnosis["rank"] == run.outcome["first_failed_rank"] == 1 and "stopped (exit status 124)" in run.said
     assert "rank 1 is in DataLoader.__next__ at train.py" in run.diagnosis["what"]
     assert "in stuck" in run.diagnosis["why"]  # where the worker is
     (stacks,) = (run.record / "node-0").glob("stacks-*.txt")
@@ -285,12 +246,6 @@ def test_collectives_in_another_order(tmp_path: Path) -> None:
     run = Ended(tmp_path, "order", 2, *STOPPING)
     assert (run.status, run.diagnosis["code"]) == (124, "collective-mismatch"), run.said
     assert "rank 0 in all_reduce" in run.diagnosis["what"] and "rank 1 in broadcast" in run.diagnosis["what"]
-
-
-@pytest.mark.slow
-def test_a_long_computation_in_silence_is_no_hang(tmp_path: Path) -> None:
-    run = Ended(tmp_path, "long", 2, "--hang-timeout", "2s", "--on-hang", "stop")
-    assert (run.status, run.outcome["state"]) == (0, "succeeded"), run.said
 
 
 @pytest.mark.slow
@@ -320,18 +275,3 @@ def test_an_exception_in_a_thread_is_named_where_the_rank_then_waits(tmp_path: P
     run = Ended(tmp_path, "thread", 2, *STOPPING)
     assert (run.status, run.diagnosis["rank"]) == (124, 1), run.said
     assert "a thread of rank 1 was ended by ValueError: shard 7 is broken at train.py:" in run.diagnosis["why"]
-
-
-@pytest.mark.slow
-def test_a_run_ends_when_its_time_is_up_and_says_where_it_was(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import time\ndef rest():\n    time.sleep(600)\nrest()\n")
-    words = ddplaunch("run", "2", "--device", "cpu", "--run-id", RUN_ID, "--timeout", "25s", "--", "train.py")
-    environment = clean_environment(NO_COLOR="1", COLUMNS="300", PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin")
-    done = subprocess.run(
-        words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
-    outcome = json.loads((tmp_path / f".ddplaunch/runs/{RUN_ID}/outcome.json").read_text())
-    assert (done.returncode, outcome["exit_status"]) == (124, 124), done.stderr
-    assert (outcome["diagnosis"]["code"], outcome["state"]) == ("time-limit", "terminated")
-    assert "train.py:3 in rest" in json.dumps(outcome["diagnosis"])
-    until(lambda: not of_folder(tmp_path), "nothing is left")

@@ -119,13 +119,6 @@ FAULTS = {
     "often": ["the learning rate rises as in a warmup of 100 steps, the plan says 200 (/ 2, the world size)"],
     "apart": ["2 ranks train, and none has joined a process group: these are 2 separate trainings"],
 }
-LAUNCHED = {
-    "ranks": [
-        "the optimizer runs at lr 0.04, the plan says 0.02 (× 2, the world size)",
-        "ranks run at different learning rates: 0.02 on rank 0, 0.04 on rank 1",
-    ],
-    "": [],
-}
 
 
 @pytest.mark.slow
@@ -151,75 +144,55 @@ def test_what_ranks_note_shows_where_they_do_not_train_as_planned(tmp_path: Path
 # Under torchrun
 
 
-def train(folder: Path, fault: str, *options: str) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """Launch the training on two ranks; return how it ended, and its record."""
-    (folder / "train.py").write_text(TRAIN + "train(args.fault)\n")
+def launch(folder: Path, fault: str, *options: str, script: str = TRAIN) -> tuple[subprocess.Popen[str], Path]:
+    """Launch the training on two ranks; return the launch and its record."""
+    (folder / "train.py").write_text(script + "train(args.fault)\n")
     run_id = f"observed-{fault}-{os.getpid()}"  # `ps` lists those of other checkouts too
     words = ("run", "2", *ANYWHERE, "--run-id", run_id, "--batch-size", "8", "--base-lr", "0.01", *options)
-    environ = clean_environment(NO_COLOR="1", COLUMNS="200")
-    words = (*ddplaunch(*words, "--", "train.py"), *(["--fault", fault] if fault else []))
-    done = subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    return done, folder / ".ddplaunch" / "runs" / run_id
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("fault", "start"), [("ranks", "cold"), ("", "warm")])
-def test_a_launch_says_where_it_does_not_train_as_planned(tmp_path: Path, fault: str, start: str) -> None:
-    done, record = train(tmp_path, fault, "--start", start)
-    outcome = json.loads((record / "outcome.json").read_text())
-    assert [each["what"] for each in outcome["findings"]] == LAUNCHED[fault], done.stderr
-    for what in LAUNCHED[fault]:
-        assert done.stderr.count(what) == 1
-    assert done.stderr.count("warning[") == len(LAUNCHED[fault])
-    listed = subprocess.run(
-        ddplaunch("ps", "--all", "--json"), cwd=tmp_path, env=clean_environment(), capture_output=True, text=True
-    )
-    runs = [each for each in json.loads(listed.stdout)["runs"] if each["run_id"] == record.name]
-    assert [each["what"] for each in runs[0]["findings"]] == LAUNCHED[fault]
+    command = [*ddplaunch(*words, "--", "train.py"), "--fault", fault]
+    environ, pipe = clean_environment(NO_COLOR="1", COLUMNS="200"), subprocess.PIPE
+    started = subprocess.Popen(command, cwd=folder, env=environ, stdout=pipe, stderr=pipe, text=True)
+    return started, folder / ".ddplaunch" / "runs" / run_id
 
 
 @pytest.mark.slow
 def test_a_rank_that_is_not_observed_computes_the_same(tmp_path: Path) -> None:
-    observed, record = train(tmp_path, "scaled", "--ignore", "numbers-differ")
-    assert len(list(record.glob("node-0/attempt-0/*.observed.json"))) == 2
-    assert "numbers-differ" not in observed.stderr
-    assert json.loads((record / "outcome.json").read_text())["findings"] == [], "it is meant so"
-    (tmp_path / "alone").mkdir()
-    alone, record = train(tmp_path / "alone", "scaled", "--no-observe")
-    assert list(record.glob("node-0/**/*observed.json")) == []
-    assert "warning[" not in alone.stderr and json.loads((record / "outcome.json").read_text())["findings"] == []
-    assert observed.stdout == alone.stdout and len(observed.stdout.split()) == 5
+    printed = []
+    for option, notes in (("--ignore=numbers-differ", 2), ("--no-observe", 0)):
+        (folder := tmp_path / option).mkdir()
+        run, record = launch(folder, "scaled", option)
+        out, err = run.communicate(timeout=300)
+        assert run.returncode == 0 and len(list(record.glob("node-0/attempt-0/*.observed.json"))) == notes
+        assert "warning[" not in err
+        assert json.loads((record / "outcome.json").read_text())["findings"] == [], "it is meant so"
+        printed.append(out)
+    assert printed[0] == printed[1] and len(printed[0].split()) == 5
 
 
 @pytest.mark.slow
-def test_a_long_run_is_told_while_it_trains(tmp_path: Path) -> None:
+def test_a_launch_says_where_it_does_not_train_as_planned_while_it_trains(tmp_path: Path) -> None:
     """It is said, and `ps` has it, before the ranks end: they wait until it is there."""
-    (tmp_path / "train.py").write_text(
-        TRAIN.replace(
-            '    if fault != "apart":\n        dist.barrier()',
-            "    import time\n    until = time.monotonic() + 240\n"
-            "    while not os.path.exists('go') and time.monotonic() < until: time.sleep(0.05)",
-        )
-        + "train(args.fault)\n"
-    )
-    run_id = f"long-{os.getpid()}"
-    words = ("run", "2", "--device", "cpu", "--run-id", run_id, "--batch-size", "8", "--", "train.py")
-    environ = clean_environment(NO_COLOR="1", COLUMNS="200")
-    command = [*ddplaunch(*words), "--fault", "divided"]
-    with subprocess.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, text=True) as run:
+    flush = "    sys.stdout.flush()\n"
+    waits = "    while not os.path.exists('go'): __import__('time').sleep(0.05)\n"
+    run, record = launch(tmp_path, "ranks", "--start", "cold", script=TRAIN.replace(flush, waits + flush))
+    told = [
+        "the optimizer runs at lr 0.04, the plan says 0.02 (× 2, the world size)",
+        "ranks run at different learning rates: 0.02 on rank 0, 0.04 on rank 1",
+    ]
+    try:
         assert run.stderr is not None
         said = ""
-        while "(/ 2, the world size)" not in said:
+        while not all(what in said for what in told):
             line = run.stderr.readline()
             assert line, said
             said += line
-        assert (tmp_path / ".ddplaunch/runs" / run_id / "node-0/observed.json").exists()
-        listed = subprocess.run(
-            ddplaunch("ps", "--json"), cwd=tmp_path, env=clean_environment(), capture_output=True, text=True
-        )
-        runs = [each for each in json.loads(listed.stdout)["runs"] if each["run_id"] == run_id]
-        assert [each["code"] for each in runs[0]["findings"]] == ["numbers-differ"]
+        command = ddplaunch("ps", "--json")
+        listed = subprocess.run(command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True)
+        (findings,) = [one["findings"] for one in json.loads(listed.stdout)["runs"] if one["run_id"] == record.name]
+        assert [one["what"] for one in findings] == told
+    finally:
         (tmp_path / "go").touch()
-        said += run.stderr.read()
-    assert run.returncode == 0 and said.count("(/ 2, the world size)") == 1
+        said += run.communicate(timeout=300)[1]
+    assert run.returncode == 0 and said.count("warning[") == 2
+    outcome = json.loads((record / "outcome.json").read_text())
+    assert [one["what"] for one in outcome["findings"]] == told and [said.count(what) for what in told] == [1, 1]

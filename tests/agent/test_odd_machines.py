@@ -27,7 +27,6 @@ CLOCK = r"""
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 static volatile long long *ahead;
@@ -41,19 +40,6 @@ int clock_gettime(clockid_t clock, struct timespec *time) {
     int failed = syscall(SYS_clock_gettime, clock, time);
     if (!failed && ahead && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) time->tv_sec += *ahead;
     return failed;
-}
-int gettimeofday(struct timeval *time, void *zone) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    time->tv_sec = now.tv_sec;
-    time->tv_usec = now.tv_nsec / 1000;
-    return 0;
-}
-time_t time(time_t *also) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    if (also) *also = now.tv_sec;
-    return now.tv_sec;
 }
 """
 BEATS = """

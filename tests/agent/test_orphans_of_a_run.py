@@ -28,7 +28,6 @@ for deaf in (False, True):
     mp.get_context('fork').Process(target=work, args=(deaf,)).start()
 {then}
 """
-WAIT = "time.sleep(300)"
 
 
 def children(record: bytes) -> list[int]:
@@ -39,16 +38,17 @@ def failure(rank: int, pid: int, code: int) -> RankFailure:
     return RankFailure(rank=rank, local_rank=rank, pid=pid, exit_code=code, timestamp_s=1)
 
 
+def launched(*words: str | Path) -> subprocess.Popen[bytes]:
+    """Start a launcher that does as these words say."""
+    command = [sys.executable, "-m", "tests.agent.guarded_launcher", *map(str, words)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("told", ["announced", "unannounced"])
 def test_kill_9_of_the_launcher_leaves_no_process(tmp_path: Path, told: str) -> None:
-    program = WITH_WORKERS.format(then=WAIT)
-    launcher = subprocess.Popen(
-        [sys.executable, "-m", "tests.agent.guarded_launcher", str(tmp_path), told, program, program],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
+    program = WITH_WORKERS.format(then="time.sleep(300)")
+    launcher = launched(tmp_path, told, program, program)
     of_run: list[int] = []
     try:
         of_run = ended_with_its_launcher(launcher, tmp_path, told)
@@ -65,15 +65,7 @@ def test_kill_9_of_the_launcher_leaves_no_process(tmp_path: Path, told: str) -> 
 
 @pytest.mark.slow
 def test_what_torchrun_said_last_counts_though_its_death_is_seen_first(tmp_path: Path) -> None:
-    words = [
-        sys.executable,
-        "-m",
-        "tests.agent.guarded_launcher",
-        str(tmp_path),
-        "speaks",
-        "import time; time.sleep(300)",
-    ]
-    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as launcher:
+    with launched(tmp_path, "speaks", "import time; time.sleep(300)") as launcher:
         assert launcher.stdout
         pids = json.loads(launcher.stdout.readline())
         left = [pids["guard"], *pids["ranks"]]
@@ -164,32 +156,6 @@ def test_the_second_interrupt_kills_and_signals_to_the_guard_do_not_end_it(tmp_p
         status, ended = guarded.end("signal", signal=signal.SIGINT)
         assert status == 130
         assert {rank.ended_by for rank in ended.attempts[0].ranks} == {"launcher"} and ended.attempts[0].first is None
-
-
-@pytest.mark.slow
-def test_who_failed_first_and_who_was_ended_for_it(tmp_path: Path) -> None:
-    with Guarded(tmp_path, 2, 2) as guarded:
-        go = tmp_path / "go"
-        waits = f"{waits_for(go)}print('up')\ntime.sleep(300)"
-        guarded.attempt([waits, "import os; os.kill(os.getpid(), 9)", waits, "pass"])
-        guarded.ranks[1].wait()
-        go.touch()  # what the guard hears from now on comes after the end of rank 1
-        until(lambda: all(b"up" in guarded.file(f"attempt-0/rank-{rank}.out") for rank in (0, 2)), "the others run")
-        for rank in (0, 2):
-            guarded.ranks[rank].terminate()
-        guarded.wait()
-        codes = {0: -15, 1: -9}  # what torchrun saw, for a guard that looks too late
-        failures = [failure(rank, guarded.ranks[rank].pid, code) for rank, code in codes.items()]
-        status, ended = guarded.end("failed", failures=failures)
-    (attempt,) = ended.attempts
-    assert status == 137 and attempt.first == 1
-    assert [(rank.exit_code, rank.signal, rank.ended_by) for rank in attempt.ranks] == [
-        (None, "SIGTERM", "launcher"),
-        (None, "SIGKILL", "itself"),
-        (None, "SIGTERM", "launcher"),
-        (0, None, "itself"),
-    ]
-    assert all(rank.started_s and rank.ended_s and rank.started_s <= rank.ended_s + 1 for rank in attempt.ranks)
 
 
 def test_whom_torchrun_ends_has_not_failed_whatever_its_status(tmp_path: Path) -> None:

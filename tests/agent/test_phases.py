@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -242,22 +241,11 @@ def launched(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
-    """The run that nobody measures."""
-    folder = tmp_path_factory.mktemp("plain")
-    (folder / "train.py").write_text(TRAIN)
-    return launched(folder, "2", "--device", "cpu", "--start", "warm", "--no-checks")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("start", ["cold", "warm"])
-def test_a_run_says_where_its_time_went_and_who_was_late(
-    tmp_path: Path, start: str, plain: subprocess.CompletedProcess[str]
-) -> None:
+def test_a_run_says_where_its_time_went_and_who_was_late(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
-    words = ["2", "--device", "cpu", "--start", start, "--no-checks", "--run-id", "r"]
-    done = launched(tmp_path, *words, "--phases")
+    words = ["2", "--device", "cpu", "--start", "warm", "--no-checks", "--run-id"]
+    plain, done = launched(tmp_path, *words, "plain"), launched(tmp_path, *words, "r", "--phases")
     assert (plain.returncode, done.returncode) == (0, 0), done.stderr
     assert plain.stdout == done.stdout and "loss" in done.stdout
     said = " ".join(done.stderr.split())
@@ -270,13 +258,6 @@ def test_a_run_says_where_its_time_went_and_who_was_late(
     late, other = (sum(line.data_s or 0 for line in files[rank].lines) for rank in (1, 0))
     assert late > 2 * other
     assert sum(line.comm_s or 0 for line in files[0].lines) > 2 * sum(line.comm_s or 0 for line in files[1].lines)
-
-
-@pytest.mark.slow
-def test_a_script_without_steps_is_told_so(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import torch\nprint('done')\n")
-    done = launched(tmp_path, "1", "--device", "cpu", "--phases")
-    assert done.returncode == 0 and "no optimizer step was seen twice" in " ".join(done.stderr.split())
 
 
 OTHER_NAMES = """
@@ -309,25 +290,3 @@ def test_what_ends_measuring_is_told(tmp_path: Path) -> None:
     done = launched(tmp_path, "1", "--device", "cpu", "--phases")
     assert done.returncode == 0 and done.stdout == "trained\n"
     assert "phases: measuring ended in rank 0: AttributeError: no `_num_yielded`" in " ".join(done.stderr.split())
-
-
-@pytest.mark.slow
-def test_a_file_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
-    from ddplaunch.agent.rank_site import taking_part
-
-    (tmp_path / "train.py").write_text(
-        "import os, sys, torch\nmodel = torch.nn.Linear(1, 1)\nsgd = torch.optim.SGD(model.parameters())\n"
-        "for _ in range(3):\n    model(torch.ones(1, 1)).sum().backward()\n    sgd.step()\n"
-        "print(sorted(name for name in sys.modules if name.startswith('ddplaunch')), 'PYTHONPATH' in os.environ)\n"
-    )
-    environ = clean_environment()
-    inside = taking_part(environ, DDPLAUNCH_PHASES=tmp_path / "gone" / "rank-0")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "train.py"],
-        cwd=tmp_path,
-        env={**environ, **inside},
-        capture_output=True,
-        text=True,
-    )
-    assert (done.returncode, done.stdout) == (0, "['ddplaunch_phases'] False\n"), done.stderr
-    assert [each.name for each in tmp_path.iterdir()] == ["train.py"]

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import os
 import pty
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.agent.end.evidence import kernel_lines
 from ddplaunch.agent.plugin.outlets import (
     close,
     console_kinds,
-    drain,
     open_outlets,
     path_of,
 )
-from ddplaunch.agent.plugin.session import guard_argv
 from ddplaunch.agent.plugin.torchrun_end import error_text, failures_of, fallback_status
 from ddplaunch.agent.rank_site import sitecustomize
-from ddplaunch.machine.hardware import oom_kills
-from ddplaunch.records.find import read_run
 from ddplaunch.records.own.run_lock import set_aside
 
 
@@ -105,23 +99,6 @@ def test_status_without_a_guard() -> None:
     assert fallback_status({"state": "error"}) == 1 and fallback_status({"state": "succeeded"}) == 0
 
 
-def test_draining_keeps_ranks_going() -> None:
-    reading, writing = os.pipe()
-    broken, sink = os.pipe()
-    os.close(broken)  # nobody reads the console either
-    drain([reading], sink)
-    deadline = time.monotonic() + 30
-    os.set_blocking(writing, False)
-    written = 0
-    while written < 1 << 20:
-        assert time.monotonic() < deadline
-        try:
-            written += os.write(writing, b"x" * 4096)
-        except BlockingIOError:
-            time.sleep(0.001)
-    os.close(writing)
-
-
 def test_record_of_an_earlier_run_of_this_id_is_set_aside(tmp_path: Path) -> None:
     assert set_aside(tmp_path, 0) is None
     for number in (1, 2):
@@ -137,19 +114,3 @@ def test_record_of_an_earlier_run_of_this_id_is_set_aside(tmp_path: Path) -> Non
     (tmp_path / "outcome.json").write_text("{}")
     (tmp_path / "node-1").mkdir()
     assert set_aside(tmp_path, 1) is None and (tmp_path / "outcome.json").exists(), "it is node 0's"
-
-
-def test_guard_is_light_and_its_own_package_comes_last() -> None:
-    words = guard_argv(7)
-    assert "-ISE" in words and words[-1] == "7" and "sys.path.append" in words[words.index("-c") + 1]
-
-
-def test_evidence_outside_the_logs(tmp_path: Path) -> None:
-    kills = oom_kills()
-    assert kills is None or kills >= 0
-    assert kernel_lines(time.time() + 3600) == ()
-    assert read_run(tmp_path, 0) == {}
-    (tmp_path / "run.json").write_text('{"schema": 1, "plan": 1}')
-    (tmp_path / "node-1").mkdir()
-    (tmp_path / "node-1" / "run.json").write_text('{"schema": 1, "plan": 2}')
-    assert [read_run(tmp_path, node)["plan"] for node in (0, 1, 2)] == [1, 2, 1]

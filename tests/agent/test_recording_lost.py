@@ -52,7 +52,7 @@ def test_without_a_terminal_the_shown_rank_gets_a_pipe(tmp_path: Path) -> None:
     assert b"terminal False" in recorded and outcome(tmp_path).state == "succeeded" and not outcome(tmp_path).notes
 
 
-@pytest.mark.parametrize(("limit", "status"), [(40, 3), (64, 0), (96, 3)])
+@pytest.mark.parametrize(("limit", "status"), [(40, 3), (96, 3)])
 def test_few_descriptors_cost_the_record_alone(limit: int, status: int, tmp_path: Path) -> None:
     code, said = limited(limit, limit, tmp_path, status)
     assert code == status == outcome(tmp_path).exit_status, said
@@ -73,10 +73,9 @@ def test_the_soft_limit_is_raised_for_recording_and_not_for_ranks(tmp_path: Path
 
 #: A point of each kind: what each process opens, creates and writes, and what recording cannot be without.
 POINTS = [
-    *(("launcher", "open", "EMFILE", 6), ("launcher", "create", "ENOSPC", 1), ("launcher", "write", "EDQUOT", 1)),
-    *(("agent", "socket", "EMFILE", 1), ("agent", "fork", "ENOMEM", 1), ("agent", "pipe", "ENFILE", 1)),
-    *(("agent", "pipe", "EMFILE", 7), ("guard", "open", "EMFILE", 2), ("guard", "create", "EROFS", 1)),
-    *(("guard", "write", "ENOSPC", 2), ("guard", "epoll", "ENOMEM", 1), ("guard", "epoll", "EMFILE", 4)),
+    *(("launcher", "create", "ENOSPC", 1), ("launcher", "write", "EDQUOT", 1), ("agent", "socket", "EMFILE", 1)),
+    *(("agent", "fork", "ENOMEM", 1), ("agent", "pipe", "EMFILE", 7), ("guard", "create", "EROFS", 1)),
+    *(("guard", "write", "ENOSPC", 2), ("guard", "epoll", "ENOMEM", 1)),
 ]
 
 

@@ -9,30 +9,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from ddplaunch.cli.execute import interruptible
-from ddplaunch.machine.processes.process_table import read_stat
-from tests.agent.guarded import Guarded, at_rest, until
-from tests.agent.plugin_runs import RUN_ID, Run, of_folder, within
+from tests.agent.guarded import Guarded, until
+from tests.agent.plugin_runs import RUN_ID, Run, children, of_folder, within
 from tests.hosts.launching import clean_environment, ddplaunch
 
 ROOT = Path(__file__).parent.parent.parent
 WAITING = "ddplaunch: waiting up to 30 s for 2 ranks to save; Ctrl-C again kills them"
 WAIT = "import time\nprint('up')\ntime.sleep(300)"
-
-
-def state(pid: int) -> str:
-    """The state of a process, as ps(1) shows it."""
-    seen = read_stat(pid)
-    return seen.state if seen else ""
-
-
-def ranks(run: Run) -> list[int]:
-    return [int((run.folder / f"running-{rank}-0").read_text()) for rank in range(2)]
 
 
 # A whole process group dies
@@ -47,7 +38,7 @@ def test_nothing_survives_the_death_of_the_process_group(tmp_path: Path) -> None
     assert run.process.wait() == -signal.SIGKILL
     within(lambda: not of_folder(tmp_path))
     run.process.communicate()
-    assert run.outcome["state"] == "killed" and "cold start" not in run.err
+    assert run.outcome["state"] == run.outcome["diagnosis"]["code"] == "killed" and "cold start" not in run.err
     assert {rank["ended_by"] for rank in run.outcome["attempts"][0]["ranks"]} == {"launcher"}
 
 
@@ -82,21 +73,6 @@ def test_interrupt_says_what_is_waited_for_and_ends_in_one_line(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_second_interrupt_kills_at_once_and_the_end_names_the_ranks(tmp_path: Path) -> None:
-    run = Run(tmp_path, "stubborn", "--grace", "600", start_new_session=True)
-    run.wait_for("running-0-0", "running-1-0")
-    run.announced()
-    os.killpg(run.process.pid, signal.SIGINT)
-    until(lambda: at_rest(run.process.pid), "torchrun has got it")
-    os.killpg(run.process.pid, signal.SIGINT)
-    assert run.end() == 130
-    within(lambda: not of_folder(tmp_path))
-    assert run.outcome["state"] == "terminated"
-    assert "waiting up to 600 s for 2 ranks to save; Ctrl-C again kills them" in run.err
-    assert "  had to be killed: ranks 0, 1; a checkpoint being written may be incomplete" in run.err
-
-
-@pytest.mark.slow
 def test_the_grace_holds_for_the_death_of_a_rank(tmp_path: Path) -> None:
     (tmp_path / "deaf.py").write_text(
         "import os, signal, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -115,7 +91,7 @@ def test_the_grace_holds_for_the_death_of_a_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after_s", [0.03, 0.2, 1.0])
+@pytest.mark.parametrize("after_s", [0.03, 1.0])
 def test_an_early_interrupt_prints_no_traceback(after_s: float, tmp_path: Path) -> None:
     """Whether it comes in ddplaunch, in torchrun's import of torch, or when ranks run, which are no Python here."""
     begins = "import os; from ddplaunch.__main__ import main; os.write(1, b'up'); main()"
@@ -179,18 +155,32 @@ rank = os.environ["RANK"]
 if rank == "0":
     for each in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(each, lambda number, _: Path(f"caught-{number}").touch())
-Path("up-" + rank).touch()
+Path("up-" + rank).write_text(str(os.getpid()))
 while not Path("go").exists():
     time.sleep(0.01)
 """
 
 
+def cpu_s(pids: Sequence[int]) -> float:
+    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
+
+
 @pytest.mark.slow
-def test_ranks_get_what_they_catch_and_nothing_else_happens(tmp_path: Path) -> None:
+def test_a_launch_waits_without_work_and_ranks_get_what_they_catch(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(CATCHES)
     words = ddplaunch("run", "2", "--device", "cpu", "--", "train.py")
     launch = subprocess.Popen(words, cwd=tmp_path, env=clean_environment(), stderr=subprocess.PIPE, text=True)
     within(lambda: all((tmp_path / f"up-{rank}").exists() for rank in range(2)))
+    ranks = [int((tmp_path / f"up-{rank}").read_text()) for rank in range(2)]
+    beside = [launch.pid, *(pid for pid in children(launch.pid) if pid not in ranks)]
+    assert len(beside) == 2, "torchrun and the guard"
+
+    def idle() -> bool:
+        before = cpu_s(beside)
+        time.sleep(2.0)
+        return cpu_s(beside) - before < 0.1
+
+    within(idle)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         launch.send_signal(number)
         within(lambda number=number: (tmp_path / f"caught-{number}").exists())  # type: ignore[misc]

@@ -4,11 +4,9 @@ import ast
 import inspect
 import multiprocessing.popen_fork
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -46,8 +44,7 @@ from ddplaunch.agent.torch_patches import (
     wait_for_ranks,
 )
 from ddplaunch.planning.settings import Settings
-from tests.hosts.launching import clean_environment
-from tests.source import PACKAGE, nodes
+from tests.source import PACKAGE
 
 #: Private names of Python's own library; what they are for is said where they are used.
 PYTHONS = {"_bootstrap", "_children", "_counter", "_current_process", "_fd", "_fixup_main_from_path", "_getframe"}
@@ -56,14 +53,13 @@ PYTHONS |= {"_replace", "_run_module_as_main", "_set_native_id", "_startTime"}
 PYTHONS |= {"_exitfunc", "_registered_with_atexit"}  # of `weakref.finalize`
 #: Modules of torch that are looked up where somebody has imported them, and parts of the names in the list.
 LOOKED_UP = {"_C", "_distributed_c10d", "_dynamo"}
-LONG_S = 300.0  # no test waits for it
-WAITED_S = 2.0
 
 
 def shown(name: TorchName) -> str:
     return f"{name.module}.{name.name}"
 
 
+@pytest.mark.slow  # imports torch
 @pytest.mark.parametrize("name", TORCH_NAMES, ids=shown)
 def test_the_installed_torch_has_the_name(name: TorchName) -> None:
     installed = version("torch")
@@ -71,6 +67,7 @@ def test_the_installed_torch_has_the_name(name: TorchName) -> None:
     assert name.why and name.fallback and name.since in ("2.4", "2.13")
 
 
+@pytest.mark.slow  # imports torch
 def test_this_torch_is_known() -> None:
     assert unknown_names(version("torch")) == []
 
@@ -84,6 +81,7 @@ def test_every_name_has_a_fallback() -> None:
     assert set(TORCH_NAMES) == WITHOUT.keys()
 
 
+@pytest.mark.slow  # imports torch
 @pytest.mark.parametrize("name", [each for each in TORCH_NAMES if each.beside], ids=shown)
 def test_what_is_used_with_a_name_is_there(name: TorchName) -> None:
     if not name.expected_in(version("torch")):
@@ -95,13 +93,16 @@ def test_what_is_used_with_a_name_is_there(name: TorchName) -> None:
 
 def test_no_private_name_is_used_that_nobody_lists() -> None:
     listed = {part for each in TORCH_NAMES for part in (*each.module.split("."), *each.name.split("."), *each.beside)}
-    own = {name for walked in nodes().values() for node in walked for name in defined(node)}
-    inside = [path for path in nodes() if path.relative_to(PACKAGE).parts[0] in ("agent", "comm")]
+    inside = {
+        path: ast.parse(path.read_bytes()) for room in ("agent", "comm") for path in (PACKAGE / room).rglob("*.py")
+    }
+    nodes = {path: [*ast.walk(tree)] for path, tree in inside.items()}
+    own = {name for walked in nodes.values() for node in walked for name in defined(node)}
     used = {
         (name, path.name)
         for path in inside
         if path.name != "torch_names.py"
-        for node in nodes()[path]
+        for node in nodes[path]
         for name in touched(node)
         if re.match(r"_[A-Za-z]", name) and name not in own
     }
@@ -250,6 +251,7 @@ WITHOUT: dict[TorchName, Callable[[], None]] = {
 }
 
 
+@pytest.mark.slow  # imports torch
 @pytest.mark.parametrize("name", TORCH_NAMES, ids=shown)
 def test_without_the_name_torch_does_as_ever(name: TorchName, monkeypatch: pytest.MonkeyPatch) -> None:
     if not name.expected_in(version("torch")):
@@ -263,13 +265,22 @@ def elsewise(only_here: object = None) -> None:
     """A function of a torch to come, with parameters of its own."""
 
 
+@pytest.mark.slow  # imports torch
 @pytest.mark.parametrize("name", [each for each in TORCH_NAMES if each.parameters and each.in_torchrun], ids=shown)
-def test_a_function_with_other_parameters_is_left_alone(name: TorchName, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_with_other_parameters_is_told_and_left_alone(
+    name: TorchName, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from ddplaunch.agent import logs_specs  # torch: not while every worker collects
+
     for each in TORCH_NAMES:  # what is replaced here is put back
         if each.in_torchrun:
             monkeypatch.setattr(each.owner(), each.name.rpartition(".")[2], each.value())
     monkeypatch.setattr(name.owner(), name.name.rpartition(".")[2], elsewise)
     assert unknown_names("3.0") == [name]
+    logs_specs._tell_of_an_unknown_torch()
+    told = capfd.readouterr().err.splitlines()
+    assert told[0].endswith("is unlike those that this ddplaunch knows, which does without:")
+    assert told[1:] == [f"ddplaunch:   `{name.name}`: {name.fallback}"]
     skip_the_spread()
     notice_start(never)
     judge_failures(never)
@@ -280,6 +291,7 @@ def test_a_function_with_other_parameters_is_left_alone(name: TorchName, monkeyp
     assert name.value() is elsewise
 
 
+@pytest.mark.slow  # imports torch
 @pytest.mark.parametrize(("nodes", "pauses"), [("1", [(0, 10), 1]), ("2", [(0, 0.3), (0, 10), 1])])
 def test_only_a_node_that_is_alone_skips_the_random_pause(
     nodes: str, pauses: list[object], monkeypatch: pytest.MonkeyPatch
@@ -296,106 +308,3 @@ def test_only_a_node_that_is_alone_skips_the_random_pause(
     module._delay(seconds=(0, 10))  # 2.15, when it could not write to the store
     module._delay(seconds=1)
     assert paused == pauses
-
-
-SCRIPT = f"""
-import os, pathlib, time
-
-def cpu_s(pid):
-    fields = pathlib.Path(f"/proc/{{pid}}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-agent = os.getppid()
-tasks = pathlib.Path(f"/proc/{{agent}}/task").iterdir()
-beside = {{int(word) for task in tasks for word in (task / "children").read_text().split()}} - {{os.getpid()}}
-assert beside, "no guard"
-before = {{pid: cpu_s(pid) for pid in (agent, *beside)}}
-time.sleep({WAITED_S})
-print(max(cpu_s(pid) - earlier for pid, earlier in before.items()))
-"""
-
-
-@pytest.mark.slow
-def test_a_launch_waits_without_work(tmp_path: Path) -> None:
-    (tmp_path / "s.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "ddplaunch", "run", "1", "--start", "warm"]
-    done = subprocess.run(
-        [*command, "--", "s.py"],
-        cwd=tmp_path,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=LONG_S / 2,
-    )
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < WAITED_S / 10, "torchrun's process, or the guard is busy while a rank runs"
-
-
-UNLIKE = """
-import sys, importlib.abc, importlib.util
-
-class Unlike(importlib.abc.MetaPathFinder):
-    # what a later torch may do: the same functions, each with one more parameter
-    def find_spec(self, name, path, target=None):
-        if name not in NAMES:
-            return None
-        sys.meta_path.remove(self)
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            sys.meta_path.insert(0, self)
-        execute = spec.loader.exec_module
-
-        def exec_module(module):
-            execute(module)
-            for words in NAMES[name]:
-                *path, last = words.split(".")
-                owner = module
-                for part in path:
-                    owner = getattr(owner, part)
-                setattr(owner, last, wrapped(getattr(owner, last)))
-
-        spec.loader.exec_module = exec_module
-        return spec
-
-def wrapped(function):
-    def later(*args, added=None, **more):
-        return function(*args, **more)
-    return later
-
-sys.meta_path.insert(0, Unlike())
-"""
-RESTARTED = """
-import os, sys
-import torch.distributed as dist
-dist.init_process_group("gloo")
-dist.barrier()
-again = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
-print("trained" if again else "fails", flush=True)
-os._exit(0 if again else 42)
-"""
-
-
-@pytest.mark.slow
-def test_an_unknown_torch_is_told_once_and_trains(tmp_path: Path) -> None:
-    names: dict[str, list[str]] = {}
-    for each in TORCH_NAMES:
-        if each.in_torchrun and each.parameters:
-            names.setdefault(each.module, []).append(each.name)
-    (tmp_path / "later").mkdir()
-    (tmp_path / "later" / "sitecustomize.py").write_text(f"NAMES = {names}\n{UNLIKE}")
-    (tmp_path / "s.py").write_text(RESTARTED)
-    done = subprocess.run(
-        [sys.executable, "-m", "ddplaunch", "run", "2", "--start", "warm", "--max-restarts", "1", "--", "s.py"],
-        cwd=tmp_path,
-        env={**clean_environment(), "PYTHONPATH": str(tmp_path / "later")},
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "trained" in done.stdout
-    assert done.stderr.count("is unlike those that this ddplaunch knows") == 1, done.stderr
-    for module_names in names.values():
-        assert all(done.stderr.count(f"`{each}`: ") == 1 for each in module_names), done.stderr
-    assert "this torch starts its ranks in a way unknown to ddplaunch" in done.stderr

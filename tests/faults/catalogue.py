@@ -24,16 +24,6 @@ def reduce(n=4):
     return t
 """
 
-#: Steps for ever, says when it is ready, and can save on SIGTERM.
-LOOP = """
-r, w = init()
-for step in range(100000):
-    reduce()
-    if step == 3:
-        print("rank", r, "is ready", flush=True)
-    time.sleep(0.1)
-"""
-
 DATASET = """
 from torch.utils.data import DataLoader, Dataset
 class Images(Dataset):
@@ -49,8 +39,7 @@ ANY = -1  # also where all ranks fail alike: torchrun may end the others before 
 class Fault:
     """``codes`` are the right ones, best first; ``rank`` the guilty one (None: none, or all alike; ANY: not decidable).
 
-    ``status`` is the exit status of the launcher. ``wrap`` comes in front of the
-    command; ``signals`` are sent to the launcher once the script says that it is ready ("rank 0 is ready").
+    ``status`` is the exit status of the launcher. ``wrap`` comes in front of the command.
     """
 
     name: str
@@ -63,9 +52,7 @@ class Fault:
     args: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     wrap: tuple[str, ...] = ()
-    signals: tuple[int, ...] = ()
     init: bool = True
-    script: str = "train.py"
     says: str = ""  # has to be on the console
     holds_port: int | None = None
     root: bool = False
@@ -107,21 +94,6 @@ RANKS = (
         says="ValueError: bad sample 1234 in shard 7",
     ),
     Fault(
-        "exception_on_all",
-        "r, w = init()\nx = torch.randn(4, 5) @ torch.randn(4, 5)\n",
-        ("script-exception",),
-        ANY,
-        1,
-        says="RuntimeError: mat1 and mat2 shapes cannot be multiplied",
-    ),
-    Fault(
-        "exit_3",
-        "r, w = init()\nreduce()\ndist.destroy_process_group()\nif r == 1:\n    sys.exit(3)\ntime.sleep(30)\n",
-        ("script-exception", "unknown"),
-        1,
-        3,
-    ),
-    Fault(
         "killed",
         "r, w = init()\nfor s in range(50):\n    reduce()\n    if r == 1 and s == 20: os.kill(os.getpid(), 9)\n",
         ("killed",),
@@ -154,16 +126,6 @@ RANKS = (
         says="/data/imagenet/train-00007.parquet",
     ),
     Fault(
-        "module",
-        "import transformerz\n",
-        ("module-not-found",),
-        ANY,
-        1,
-        init=False,
-        options=("--ignore", "module-not-found"),
-        says="transformerz",
-    ),
-    Fault(
         "arguments",
         "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float)\nprint(p.parse_args())\n",
         ("script-arguments",),
@@ -173,17 +135,6 @@ RANKS = (
         args=("--learning-rate", "0.2"),
         options=("--ignore", "script-arguments"),
         says="--learning-rate",
-    ),
-    Fault(
-        "local_rank",
-        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float)\nprint(p.parse_args())\n",
-        ("local-rank-argument",),
-        ANY,
-        2,
-        init=False,
-        args=("--local-rank=0",),
-        options=("--ignore", "script-arguments"),
-        says="--local-rank",
     ),
     Fault("nccl_on_cpu", "r, w = init('nccl')\nreduce()\n", ("nccl-unavailable",), ANY, 1),
     Fault("no_process_group", "reduce()\n", ("process-group-not-initialized",), ANY, 1),
@@ -228,16 +179,6 @@ RANKS = (
 
 WORDS = (
     Fault(
-        "command_failed",
-        "import subprocess\nr, w = init()\nreduce()\nif r == 1:\n"
-        "    subprocess.run(['git', 'rev-parse', 'HEAD'], check=True)\nreduce()\n",
-        ("script-exception",),
-        1,
-        1,
-        says="CalledProcessError",
-        environment={"GIT_DIR": "/nowhere"},
-    ),
-    Fault(
         "worker_left",
         DATASET + "def item(i): os._exit(3)\nr, w = init()\nreduce()\nif r == 1:\n"
         "    for b in DataLoader(Images(), batch_size=8, num_workers=1):\n        pass\nreduce()\n",
@@ -261,13 +202,6 @@ WORDS = (
         1,
         1,
         says="optimizer",
-    ),
-    Fault(
-        "exit_minus_1",
-        "r, w = init()\nreduce()\ndist.destroy_process_group()\nif r == 1:\n    sys.exit(-1)\ntime.sleep(30)\n",
-        ("unknown",),
-        1,
-        255,
     ),
     Fault(
         "own_timer",
@@ -294,23 +228,6 @@ WORDS = (
         1,
         134,
         says="rank 1 aborted after the program was through",
-    ),
-    Fault(
-        "aborted_by_its_exception",
-        "import ctypes\nr, w = init()\nreduce()\nlibc = ctypes.CDLL(None)\n"
-        "if r == 1:\n    libc.__cxa_atexit(libc.abort, None, None)\n    raise KeyError('bird')\nreduce()\n",
-        ("script-exception",),
-        1,
-        134,
-    ),
-    Fault(
-        "fewer_batches",
-        "from torch.nn.parallel import DistributedDataParallel as DDP\nr, w = init()\nm = DDP(torch.nn.Linear(8, 8))\n"
-        "for i in range(5 - r):\n    m(torch.randn(2, 8)).sum().backward()\n",
-        ("rank-left-early",),
-        1,
-        1,
-        says="rank 1 left with status 0",
     ),
     Fault(
         "other_jobs_log",
@@ -357,15 +274,6 @@ MACHINE = (
         root=True,
     ),
     Fault(
-        "disk_full",
-        "r, w = init()\nif r == 0:\n    torch.save({'w': torch.randn(8 << 20)}, 'saved/model.pt')\nreduce()\n",
-        ("disk-full",),
-        0,
-        1,
-        wrap=small_mount("saved", "5m"),
-        root=True,
-    ),
-    Fault(
         "port_taken",
         "r, w = init()\nreduce()\n",
         ("port-taken",),
@@ -376,59 +284,13 @@ MACHINE = (
     ),
 )
 
+TWO_NODES = ("--nnodes", "2", "--join-timeout", "0", "--torchrun-arg", "--rdzv-conf=timeout=8")
+FIRST = (*TWO_NODES, "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", "29662")
+SECOND = (*TWO_NODES, "--node-rank", "1", "--master-addr", "no-such-host.invalid", "--master-port", "29663")
+
 NETWORK = (
-    Fault(
-        "node_missing",
-        "r, w = init()\n",
-        ("rendezvous-failed",),
-        None,
-        1,
-        options=(
-            "--nnodes",
-            "2",
-            "--node-rank",
-            "0",
-            "--master-addr",
-            "127.0.0.1",
-            "--master-port",
-            "29662",
-            "--join-timeout",
-            "0",
-            "--torchrun-arg",
-            "--rdzv-conf=timeout=8",
-        ),
-    ),
-    Fault(
-        "master_unresolvable",
-        "r, w = init()\n",
-        ("host-name-unresolvable",),
-        None,
-        1,
-        options=(
-            "--nnodes",
-            "2",
-            "--node-rank",
-            "1",
-            "--master-addr",
-            "no-such-host.invalid",
-            "--master-port",
-            "29663",
-            "--join-timeout",
-            "0",
-            "--torchrun-arg",
-            "--rdzv-conf=timeout=8",
-        ),
-    ),
+    Fault("node_missing", "r, w = init()\n", ("rendezvous-failed",), None, 1, options=FIRST),
+    Fault("master_unresolvable", "r, w = init()\n", ("host-name-unresolvable",), None, 1, options=SECOND),
 )
 
-SAVES = "signal.signal(signal.SIGTERM, lambda *_: (print('saving', flush=True), time.sleep(0.5), sys.exit(0)))\n"
-
-ENDED = (
-    Fault("sigterm", SAVES + LOOP, ("terminated",), None, 143, signals=(15,), says="SIGTERM"),
-    Fault("sigint", LOOP, ("terminated",), None, 130, signals=(2,), says="waiting up to 30 s for 2 ranks to save"),
-    Fault("sighup", LOOP, ("terminated",), None, 129, signals=(1,), says="SIGHUP"),
-    Fault("sigterm_twice", SAVES + LOOP, ("terminated",), None, 143, signals=(15, 15), says="SIGTERM"),
-    Fault("launcher_killed", LOOP, ("killed",), None, -9, signals=(9,), says="SIGKILL"),
-)
-
-ALL = (*RANKS, *WORDS, *MACHINE, *NETWORK, *ENDED)
+ALL = (*RANKS, *WORDS, *MACHINE, *NETWORK)

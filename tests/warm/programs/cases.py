@@ -291,15 +291,6 @@ def trained() -> list[float]:
     return losses
 
 
-def threads_of_openmp() -> list[int]:
-    counts: list[int] = []
-    if hasattr(openmp := ctypes.CDLL(None), "omp_get_max_threads"):
-        thread = threading.Thread(target=lambda: counts.append(openmp.omp_get_max_threads()))
-        thread.start()
-        thread.join()
-    return counts
-
-
 def of_torch() -> dict[str, Any]:
     import numpy
     import torch
@@ -311,6 +302,11 @@ def of_torch() -> dict[str, Any]:
     cuda: Any = torch.cuda
     sharing: Any = torch.multiprocessing
     loggers = {name: each for name, each in logging.root.manager.loggerDict.items() if name.count(".") < 2}
+    openmp, counts = ctypes.CDLL(None), list[int]()
+    if hasattr(openmp, "omp_get_max_threads"):
+        thread = threading.Thread(target=lambda: counts.append(openmp.omp_get_max_threads()))
+        thread.start()
+        thread.join()
     torch.manual_seed(2)
     numpy.random.seed(3)
     loader = DataLoader(TensorDataset(torch.arange(8)), 4, shuffle=True, num_workers=1)
@@ -329,7 +325,8 @@ def of_torch() -> dict[str, Any]:
         "missing module": missing_module(),
         "version": [torch.__version__, torch.__name__, torch.__package__],
         "origin": [torch.__spec__.origin, str(type(torch.__spec__.loader))],
-        "torch's threads": [torch.get_num_threads(), torch.get_num_interop_threads(), threads_of_openmp()],
+        "torch's threads": [torch.get_num_threads(), torch.get_num_interop_threads()],
+        "threads of OpenMP in a thread": counts,
         "parallel": torch.__config__.parallel_info(),
         "default types": [str(torch.get_default_dtype()), str(torch.get_default_device())],
         "modes": [torch.is_grad_enabled(), torch.is_inference_mode_enabled()],

@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 
@@ -20,16 +19,17 @@ def falls_off() -> None:
     print("done")
 
 
-def exits_3() -> None:
-    sys.exit(3)
+#: By the second argument.
+CODES: dict[str, Any] = {"3": 3, "257": 257, "-1": -1, "none": None, "text": "a text", "tuple": (1, "two")}
 
 
-def exits_none() -> None:
-    sys.exit()
+def exits() -> None:
+    sys.exit(CODES[sys.argv[2]])
 
 
-def exits_with_text() -> None:
-    sys.exit("a text")
+def signalled() -> None:
+    os.kill(os.getpid(), signal.Signals[sys.argv[2]])
+    time.sleep(10)
 
 
 def raises() -> None:
@@ -46,25 +46,8 @@ def interrupted() -> None:
     raise KeyboardInterrupt
 
 
-def interrupted_by_signal() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(10)
-
-
 def ends_at_once() -> None:
     os._exit(5)
-
-
-def killed() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def terminated() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def segfaults() -> None:
-    os.kill(os.getpid(), signal.SIGSEGV)
 
 
 def waits_for_thread() -> None:
@@ -137,24 +120,6 @@ def aborts() -> None:
     os.abort()
 
 
-def exits_257() -> None:
-    sys.exit(257)
-
-
-def exits_minus_1() -> None:
-    sys.exit(-1)
-
-
-def exits_with_tuple() -> None:
-    sys.exit((1, "two"))  # type: ignore[arg-type]
-
-
-def exits_in_thread() -> None:
-    thread = threading.Thread(target=lambda: sys.exit(3))
-    thread.start()
-    thread.join()
-
-
 def stack_at_exit() -> None:
     import traceback
 
@@ -188,10 +153,6 @@ def raises_with_notes() -> None:
     raise error
 
 
-def raises_in_generator() -> None:
-    sum(1 // number for number in (1, 0))
-
-
 def raises_at_import() -> None:
     importlib.import_module("package.raises")
 
@@ -213,11 +174,6 @@ def told_in_handler() -> None:
 
     signal.signal(signal.SIGTERM, told)
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(10)
-
-
-def hung_up() -> None:
-    os.kill(os.getpid(), signal.SIGHUP)
     time.sleep(10)
 
 
@@ -252,12 +208,6 @@ def daemon_thread() -> None:
     print("left behind")
 
 
-def shows_its_source() -> None:
-    import inspect
-
-    print(inspect.getsource(Noisy), inspect.getsourcefile(Noisy))
-
-
 def asynchronous() -> None:
     import asyncio
 
@@ -266,26 +216,6 @@ def asynchronous() -> None:
         return f"{await child.wait()} {await asyncio.to_thread(os.getpid) == os.getpid()}"
 
     print(asyncio.run(answer()))
-
-
-def children_of_all_kinds() -> None:
-    import multiprocessing
-
-    for method in ("fork", "spawn", "forkserver"):
-        context = multiprocessing.get_context(method)
-        queue = context.SimpleQueue()
-        child = context.Process(target=report, args=(queue,))  # type: ignore[attr-defined]
-        child.start()
-        print(method, queue.get(), child.name)
-        child.join()
-        print(child.exitcode)
-
-
-def report(queue: Any) -> None:
-    import multiprocessing
-
-    parent = multiprocessing.parent_process()
-    queue.put((__name__, parent and parent.name, parent and parent.pid == os.getppid(), Path(sys.argv[0]).name))
 
 
 def shared_memory() -> None:

@@ -1,4 +1,4 @@
-"""Trains a dozen small models as examples do, each from its own seed; writes the losses as JSON to $PROBE/RANK.json."""
+"""Trains small models as examples do, each from its own seed; writes the losses as JSON to $PROBE/RANK.json."""
 
 import json
 import os
@@ -57,20 +57,6 @@ def mlp(*sizes: int) -> nn.Module:
 
 
 @training
-def linear_regression() -> Iterator[float]:
-    model = DistributedDataParallel(nn.Linear(16, 1))
-    yield from steps(model, torch.optim.SGD(model.parameters(), 0.01), loader(64, 16), regression)
-
-
-@training
-def perceptron_with_momentum_and_schedule() -> Iterator[float]:
-    model = DistributedDataParallel(mlp(16, 64, 64, 1))
-    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, weight_decay=1e-4)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8)
-    yield from steps(model, optimizer, loader(64, 16), regression, schedule)
-
-
-@training
 def images_by_workers() -> Iterator[float]:
     plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.LazyLinear(5))
     plain(torch.zeros(1, 3, 8, 8))
@@ -106,18 +92,6 @@ def words_by_lstm() -> Iterator[float]:
     batches = DataLoader(dataset, 8, sampler=DistributedSampler(dataset))
     model = DistributedDataParallel(Words())
     yield from steps(model, torch.optim.Adam(model.parameters(), 0.01), batches, classes)
-
-
-@training
-def attention_in_bfloat16() -> Iterator[float]:
-    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
-    model = DistributedDataParallel(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
-
-    def loss_of(model: Any, batch: Any) -> Any:
-        with torch.autocast("cpu", torch.bfloat16):
-            return (model(batch[0]) - batch[0]).square().mean()
-
-    yield from steps(model, torch.optim.AdamW(model.parameters()), loader(32, 6, 16), loss_of)
 
 
 @training
@@ -176,24 +150,6 @@ def compiled() -> Iterator[float]:
     model = DistributedDataParallel(plain)
     fast: Any = torch.compile(model, backend="aot_eager")
     yield from steps(fast, torch.optim.SGD(model.parameters(), 0.01), loader(32, 16), regression)
-
-
-@training
-def adversaries() -> Iterator[float]:
-    makes, judges = DistributedDataParallel(mlp(4, 16, 16)), DistributedDataParallel(mlp(16, 16, 1))
-    makers, judge = torch.optim.Adam(makes.parameters()), torch.optim.Adam(judges.parameters())
-    for _ in range(6):
-        fake = makes(torch.randn(8, 4))
-        bad: Any = F.softplus(judges(fake.detach())).mean() + F.softplus(-judges(torch.randn(8, 16))).mean()
-        judge.zero_grad()
-        bad.backward()
-        judge.step()
-        good: Any = F.softplus(-judges(fake)).mean()
-        makers.zero_grad()
-        good.backward()
-        makers.step()
-        yield bad.item()
-        yield good.item()
 
 
 @training
