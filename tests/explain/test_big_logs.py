@@ -61,18 +61,18 @@ def test_bytes_that_are_no_text_and_a_missing_last_newline(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("own", [True, False])
-def test_two_thousand_failed_ranks_take_no_time_that_grows_with_their_square(own: bool) -> None:
+def test_a_thousand_failed_ranks_take_no_time_that_grows_with_their_square(own: bool) -> None:
     last = (
         "KeyError: 'x'"
         if own
         else "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:4"
     )
-    text = "".join(raised(rank, "KeyError: 'y'" if rank == 7 else last) + failed(1, rank, rank) for rank in range(2000))
+    text = "".join(raised(rank, "KeyError: 'y'" if rank == 7 else last) + failed(1, rank, rank) for rank in range(1000))
     begun = time.process_time()
     found = explained(text)
     assert found.diagnosis is not None and found.diagnosis.code == "script-exception"
-    assert {echo.rank for echo in found.cascade} == (set() if own else set(range(2000)) - {7}), "all are named"
-    assert time.process_time() - begun < 20, "the square takes more than a minute"
+    assert {echo.rank for echo in found.cascade} == (set() if own else set(range(1000)) - {7}), "all are named"
+    assert time.process_time() - begun < 10, "the square takes longer"
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ dist.all_reduce(torch.ones(4))
 if rank == 0:
     threading.Thread(target=dist.broadcast, args=(torch.ones(8), 1), daemon=True).start()
 while [each["retired"] for each in pickle.loads(c10d._dump_fr_trace())["entries"]] != [True, False][: 2 - rank]:
-    time.sleep(0.05)  # torch notes a moment after it that a collective has ended
+    time.sleep(0.2)  # torch notes a moment after it that a collective has ended
 with open(f"writing_{rank}", "wb") as file:
     file.write(c10d._dump_fr_trace())
 os.rename(f"writing_{rank}", f"dump_{rank}")
