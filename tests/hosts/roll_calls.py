@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,6 +31,19 @@ def hello(rank: int, **changes: Any) -> Hello:
 def compare(joined: Mapping[int, Hello], clocks: Mapping[int, tuple[float, float]]) -> tuple[Finding, ...]:
     """Compare as a launch does."""
     return all_together(joined, clocks, "train.py", ())
+
+
+def knock(port: int, data: bytes) -> socket.socket:
+    """Connect to node 0 as soon as it listens, and send ``data``."""
+    end = time.monotonic() + 60
+    while True:
+        try:
+            connection = socket.create_connection(("127.0.0.1", port), 5)
+            connection.sendall(data)
+            return connection
+        except OSError:
+            assert time.monotonic() < end
+            time.sleep(0.01)
 
 
 class Gathering:

@@ -45,21 +45,72 @@ def verdict(
     return EndedLaunch(tmp_path, "x", T, ends, outcomes, interrupted).outcome()
 
 
-def test_success(tmp_path: Path) -> None:
-    ends = [HostEnd(0, "a", 0), HostEnd(1, "b", 0)]
-    found = verdict(tmp_path, ends, {})
-    assert (found.state, found.exit_status, found.host, found.diagnosis) == ("succeeded", 0, "a", None)
+SILENT = "nothing was heard of it for 15 s"
+TOLD = outcome(0, "terminated", rank(0, T + 1, None, "SIGTERM", "launcher"))
 
 
-def test_earliest_own_failure_counts(tmp_path: Path) -> None:
-    outcomes = {
-        0: outcome(0, "failed", rank(0, T + 5.2, 1)),
-        1: outcome(1, "failed", rank(1, T + 5.0, None, "SIGKILL")),
-    }
-    found = verdict(tmp_path, [HostEnd(0, "a", 1), HostEnd(1, "b", 137)], outcomes)
-    assert (found.state, found.exit_status, found.node, found.host) == ("failed", 137, 1, "b")
-    assert found.diagnosis is not None
-    assert (found.diagnosis.rank, found.diagnosis.host) == (1, "b")
+@pytest.mark.parametrize(
+    ("ends", "outcomes", "state", "status", "host", "code"),
+    [
+        ([HostEnd(0, "a", 0), HostEnd(1, "b", 0)], (), "succeeded", 0, "a", None),
+        (  # the earliest failure of a rank itself counts
+            [HostEnd(0, "a", 1), HostEnd(1, "b", 137)],
+            (outcome(0, "failed", rank(0, T + 5.2, 1)), outcome(1, "failed", rank(1, T + 5.0, None, "SIGKILL"))),
+            *("failed", 137, "b", "killed"),
+        ),
+        (  # ranks that were told to end are not blamed
+            [HostEnd(0, "a", 143, told=15), HostEnd(1, "b", 42)],
+            (TOLD, outcome(1, "failed", rank(1, T + 2, 42))),
+            *("failed", 42, "b", "unknown"),
+        ),
+        (
+            [HostEnd(0, "a", 143, told=15), HostEnd(1, "b", None, lost=SILENT, heard_s=T + 10)],
+            (TOLD,),
+            *("failed", 1, "b", "host-lost"),
+        ),
+        (  # a failure before a host was lost counts
+            [HostEnd(0, "a", 3), HostEnd(1, "b", None, lost="its ssh session ended", heard_s=T + 10)],
+            (outcome(0, "failed", rank(0, T + 5, 3)),),
+            *("failed", 3, "a", "unknown"),
+        ),
+        (  # a torchrun that was killed is the cause of what follows
+            [HostEnd(0, "a", 1), HostEnd(1, "b", 137)],
+            (
+                outcome(0, "failed", rank(0, T + 5.0, 1)),
+                outcome(1, "killed", rank(1, T + 5.1, None, "SIGTERM", "launcher")),
+            ),
+            *("killed", 137, "b", "unknown"),
+        ),
+        # nothing but a status is known
+        ([HostEnd(0, "a", 0), HostEnd(1, "b", 5)], (), "failed", 5, "b", "unknown"),
+        ([HostEnd(0, "a", 143, told=15), HostEnd(1, "b", 4)], (), "failed", 4, "b", "host-refused"),
+        # hosts that are lost at once are not blamed, and of others the first one is
+        (
+            [HostEnd(node, name, None, lost=SILENT, heard_s=T + node / 10) for node, name in enumerate("ab")],
+            (),
+            *("failed", 1, "a", "launcher-cut-off"),
+        ),
+        (
+            [HostEnd(node, name, None, lost=SILENT, heard_s=T + node * 60) for node, name in enumerate("ab")],
+            (),
+            *("failed", 1, "a", "host-lost"),
+        ),
+    ],
+)
+def test_who_is_to_blame(
+    tmp_path: Path,
+    ends: list[HostEnd],
+    outcomes: tuple[RunOutcome, ...],
+    state: str,
+    status: int,
+    host: str,
+    code: str | None,
+) -> None:
+    found = verdict(tmp_path, ends, {each.node: each for each in outcomes})
+    assert (found.state, found.exit_status, found.host) == (state, status, host)
+    assert (found.diagnosis and found.diagnosis.code) == code
+    missing = [end.name for end in ends if end.node not in {each.node for each in outcomes}]
+    assert found.notes == tuple(f"{name}: its record was not brought" for name in missing)
 
 
 @pytest.mark.parametrize("guilty", [0, 1])
@@ -77,15 +128,6 @@ def test_what_a_host_knew_counts_where_the_logs_only_show_a_signal(
     found = verdict(tmp_path, ends, outcomes)
     assert found.diagnosis == replace(known, host="ab"[guilty])
     assert found.exit_status == 137
-
-
-def test_ranks_that_were_told_to_end_are_not_blamed(tmp_path: Path) -> None:
-    outcomes = {
-        0: outcome(0, "terminated", rank(0, T + 1, None, "SIGTERM", "launcher")),
-        1: outcome(1, "failed", rank(1, T + 2, 42)),
-    }
-    found = verdict(tmp_path, [HostEnd(0, "a", 143, told=15), HostEnd(1, "b", 42)], outcomes)
-    assert (found.exit_status, found.host) == (42, "b")
 
 
 def test_a_torchrun_that_was_told_to_end_is_not_why_ranks_could_not_connect(tmp_path: Path) -> None:
@@ -109,53 +151,11 @@ def test_a_torchrun_that_was_told_to_end_is_not_why_ranks_could_not_connect(tmp_
     assert "[10.77.0.1]:10648" in found.what and "on all ports" in found.fixes[0]
 
 
-def test_lost_host(tmp_path: Path) -> None:
-    outcomes = {0: outcome(0, "terminated", rank(0, T + 30, None, "SIGTERM", "launcher"))}
-    lost = HostEnd(1, "b", None, lost="nothing was heard of it for 15 s", heard_s=T + 10)
-    found = verdict(tmp_path, [HostEnd(0, "a", 143, told=15), lost], outcomes)
-    assert found.diagnosis is not None and found.diagnosis.code == "host-lost"
-    assert (found.exit_status, found.host, found.notes) == (1, "b", ("b: its record was not brought",))
-
-
-def test_all_hosts_lost_at_once_are_not_blamed(tmp_path: Path) -> None:
-    silent = "nothing was heard of it for 15 s"
-    ends = [HostEnd(node, name, None, lost=silent, heard_s=T + node / 10) for node, name in enumerate("ab")]
-    found = verdict(tmp_path / "cut", ends, {}).diagnosis
-    assert found is not None and (found.code, found.certainty) == ("launcher-cut-off", "likely")
-    ends[1] = HostEnd(1, "b", None, lost=silent, heard_s=T + 60)
-    found = verdict(tmp_path / "one", ends, {}).diagnosis
-    assert found is not None and (found.code, found.host) == ("host-lost", "a")
-
-
-def test_a_failure_before_a_host_was_lost_counts(tmp_path: Path) -> None:
-    outcomes = {0: outcome(0, "failed", rank(0, T + 5, 3))}
-    lost = HostEnd(1, "b", None, lost="its ssh session ended", heard_s=T + 10)
-    assert verdict(tmp_path, [HostEnd(0, "a", 3), lost], outcomes).host == "a"
-
-
-def test_killed_torchrun_is_the_cause_of_what_follows(tmp_path: Path) -> None:
-    outcomes = {
-        0: outcome(0, "failed", rank(0, T + 5.0, 1)),
-        1: outcome(1, "killed", rank(1, T + 5.1, None, "SIGTERM", "launcher")),
-    }
-    found = verdict(tmp_path, [HostEnd(0, "a", 1), HostEnd(1, "b", 137)], outcomes)
-    assert (found.state, found.host, found.exit_status) == ("killed", "b", 137)
-
-
 def test_interrupted(tmp_path: Path) -> None:
     outcomes = {node: outcome(node, "terminated", rank(node, T, None, "SIGINT", "launcher")) for node in (0, 1)}
     ends = [HostEnd(0, "a", 130, told=2), HostEnd(1, "b", 130, told=2)]
     found = verdict(tmp_path, ends, outcomes, 2)
     assert (found.state, found.exit_status, found.diagnosis) == ("terminated", 130, None)
-
-
-def test_nothing_but_a_status_is_known(tmp_path: Path) -> None:
-    found = verdict(tmp_path / "odd", [HostEnd(0, "a", 0), HostEnd(1, "b", 5)], {})
-    assert found.exit_status == 5 and found.diagnosis is not None
-    assert "on b ended with status 5" in found.diagnosis.what
-    found = verdict(tmp_path / "refused", [HostEnd(0, "a", 143, told=15), HostEnd(1, "b", 4)], {})
-    assert found.exit_status == 4 and found.diagnosis is not None
-    assert found.diagnosis.code == "host-refused"
 
 
 def test_times_by_one_clock() -> None:

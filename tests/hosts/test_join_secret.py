@@ -24,7 +24,7 @@ from ddplaunch.hosts.roll_call.messages import (
 from ddplaunch.values.finding import UsageError
 from tests.agent.guarded import until
 from tests.hosts.launching import clean_environment, ddplaunch, finish
-from tests.hosts.roll_calls import Gathering, hello
+from tests.hosts.roll_calls import Gathering, hello, knock
 from tests.ports import free_port
 
 OURS, THEIRS = Secret("given", b"o" * 32), Secret("given", b"t" * 32)
@@ -41,15 +41,7 @@ def all_share(secret: Secret) -> dict[int, tuple[Secret, ...]]:
 
 def knocked(port: int, made: bytes | None = None, secret: Secret | None = None, **changes: Any) -> bytes:
     """Say a hello, or ``made``, as a stranger would; return all that is answered until the connection ends."""
-    end = time.monotonic() + 60
-    while True:
-        try:
-            connection = socket.create_connection(("127.0.0.1", port), 5)
-            break
-        except OSError:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-    with connection, connection.makefile("rb") as lines:
+    with knock(port, b"") as connection, connection.makefile("rb") as lines:
         connection.settimeout(60)
         first = read_message(lines.readline(), Greeting)
         assert first is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from ddplaunch.hosts.roll_call.messages import (
 )
 from tests.agent.guarded import until
 from tests.hosts.launching import clean_environment, ddplaunch
-from tests.hosts.roll_calls import WORDS, Gathering, hello
+from tests.hosts.roll_calls import WORDS, Gathering, hello, knock
 from tests.ports import free_port
 
 
@@ -88,13 +87,13 @@ def test_another_program_at_the_port_hears_nothing(port: int) -> None:
 def test_strangers_do_not_disturb(port: int) -> None:
     with Gathering(port) as gathering:
         first = gathering.node(0)
-        silent = [_knock(port, b"") for _ in range(140)]  # more than are kept
+        silent = [knock(port, b"") for _ in range(140)]  # more than are kept
         others = [
-            _knock(port, b"GET / HTTP/1.1\r\n\r\n"),
-            _knock(port, b"\0\xff\n" * 20),
-            _knock(port, b'{"Hello":{"node_rank":true}}\n'),
-            _knock(port, b"[" * 60000 + b"\n"),
-            _knock(port, b'{"Hello":'),
+            knock(port, b"GET / HTTP/1.1\r\n\r\n"),
+            knock(port, b"\0\xff\n" * 20),
+            knock(port, b'{"Hello":{"node_rank":true}}\n'),
+            knock(port, b"[" * 60000 + b"\n"),
+            knock(port, b'{"Hello":'),
         ]
         nodes = [gathering.node(rank) for rank in (1, 2)]
         verdicts = [node.result(60) for node in (first, *nodes)]
@@ -103,23 +102,11 @@ def test_strangers_do_not_disturb(port: int) -> None:
     assert all(verdict.go for verdict in verdicts)
 
 
-def _knock(port: int, data: bytes) -> socket.socket:
-    end = time.monotonic() + 60
-    while True:
-        try:
-            connection = socket.create_connection(("127.0.0.1", port), 5)
-            connection.sendall(data)
-            return connection
-        except OSError:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-
-
 def test_a_line_without_end_is_cut_off(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddplaunch.hosts.roll_call.call._FIRST_LINE_S", 600.0)  # not because its time is over
     with Gathering(port) as gathering:
         first = gathering.node(0)
-        with _knock(port, b"x" * 200_000) as connection:
+        with knock(port, b"x" * 200_000) as connection:
             connection.settimeout(10)
             with pytest.raises(OSError, match=r"closed|reset"):
                 while connection.recv(1 << 16):
@@ -131,7 +118,7 @@ def test_a_line_without_end_is_cut_off(port: int, monkeypatch: pytest.MonkeyPatc
 def test_a_node_goes_and_comes_back(port: int) -> None:
     with Gathering(port) as gathering:
         first = gathering.node(0)
-        with _knock(port, line_with(hello(2))):
+        with knock(port, line_with(hello(2))):
             gathering.until(0, 2)
         gathering.until(0, 1)
         away = "node 2 (gpu-2) went away"
@@ -208,7 +195,7 @@ def test_signals_end_the_wait_and_are_told(port: int, number: signal.Signals, st
     process = subprocess.Popen(argv, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
     try:
         said = {**WORDS, "--device": "cpu"}
-        with _knock(port, b"") as connection:
+        with knock(port, b"") as connection:
             lines = connection.makefile("rb")
             first = read_message(lines.readline(), Greeting)
             assert first is not None and first.secret == "given"

@@ -14,7 +14,7 @@ import pytest
 from tests.agent.guarded import until
 from tests.hosts.launching import clean_environment, ddplaunch
 from tests.hosts.namespaces import INTERFACE, in_network
-from tests.ssh.lab import Lab, lab
+from tests.ssh.lab import Lab, lab, start_sshd
 from tests.ssh.launched import TRAIN, Launched, dry_run
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -165,6 +165,48 @@ def test_jump_hosts_and_questions(debian: Lab) -> None:
     assert "error[host-login-denied]: locked refused this user" in said
     assert f"root@{first.name}: Permission denied" in said
     assert not asked.exists()
+
+
+#: The jump host refuses every connection while two are logging in.
+JUMP = """Host jump
+  HostName alpha0
+  HostKeyAlias alpha0
+  Port 2222
+Host behind*
+  HostName alpha1
+  HostKeyAlias alpha1
+  ProxyJump jump
+"""
+
+
+def test_all_come_through_a_jump_host_that_drops_connections(debian: Lab) -> None:
+    folder = debian.folder / "sshd-alpha0"
+    text = (folder / "sshd_config").read_text()
+    for old, new in (
+        ("Port 22\n", "Port 2222\n"),
+        ("MaxStartups 200", "MaxStartups 2:100:2"),
+        ("sshd.pid", "second.pid"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "second_config").write_text(f"{text}LogLevel VERBOSE\n")
+    log = start_sshd(debian, debian.hosts[0], "second")
+    words = ddplaunch("doctor", "--hosts", ",".join(f"behind{number}" for number in range(8)))
+    with debian.configured(JUMP):
+        done = debian.login.run(words, debian.work, clean_environment(COLUMNS="200"))
+    assert "8 of 8 hosts answered" in done.stdout, done.stdout + done.stderr
+    assert "host-connections-dropped" not in done.stdout
+    assert "drop connection" in log.read_text(), "nothing was dropped, so nothing was tried again"
+
+
+def test_a_host_that_is_cut_off_is_named_and_the_others_are_shown(debian: Lab) -> None:
+    debian.cut(debian.hosts[1])
+    words = ddplaunch("doctor", "--hosts", "alpha0,alpha1", "--join-timeout", "20s")
+    done = debian.login.run(words, debian.work, clean_environment(COLUMNS="200"))
+    debian.plug_in(debian.hosts[1])
+    assert done.returncode == 1
+    assert "error[host-unreachable]: alpha1 " in done.stdout
+    assert "1 of 2 hosts answered" in done.stdout and "\n  alpha0" in done.stdout
 
 
 def test_start_up_files_and_keys_of_no_use(debian: Lab) -> None:
