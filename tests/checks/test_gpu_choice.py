@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import pytest
 
@@ -30,50 +31,41 @@ def showing(devices: str) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": devices}
 
 
+too_many = partial(fires, "more-processes-than-gpus")
+no_gpu = partial(fires, "no-gpu-for-cuda")
+unknown = partial(fires, "visible-devices-unknown")
 FIRES = (
-    fires("more-processes-than-gpus", "16 processes … 8 GPUs … `ddplaunch run 8 …` … --device cpu", launch=16),
-    fires(
-        "more-processes-than-gpus",
+    too_many("16 processes … 8 GPUs … `ddplaunch run 8 …` … --device cpu", launch=16),
+    too_many(
         "4 processes … 2 GPUs … from the shell's environment hides 6 of 8 … `ddplaunch run 2 …` … `unset CUDA_VIS",
         launch=4,
         environment=showing("2,3"),
     ),
-    fires(
-        "more-processes-than-gpus",
+    too_many(
         "CUDA_VISIBLE_DEVICES=2,3 from Slurm hides 6 of 8 … `--gpus-per-node 4`",
         launch=4,
         environment={**showing("2,3"), "SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "2,3"},
     ),
-    fires(
-        "more-processes-than-gpus",
+    too_many(
         "from `--env-file jobs.env` hides … drop `CUDA_VISIBLE_DEVICES=2,3` from `--env-file jobs.env`",
         launch=healthy_launch(4, environment=BY_ENV),
     ),
-    fires(
-        "more-processes-than-gpus", "`ddplaunch run 2x8 …`", launch=healthy_launch(16, topology=topology(16, nnodes=2))
-    ),
-    fires(
-        "more-processes-than-gpus",
+    too_many("`ddplaunch run 2x8 …`", launch=healthy_launch(16, topology=topology(16, nnodes=2))),
+    too_many(
         "run 2 … `--gpus 0,1` leaves out 6 of 8 … name 4 GPUs with `--gpus`",
         launch=healthy_launch(4, environment=CHOSEN),
     ),
-    fires("no-gpu-for-cuda", "no NVIDIA GPU … --device cpu", nvml=EMPTY),
-    fires("no-gpu-for-cuda", "libnvidia-ml.so.1", nvml=NO_NVML, nvidia=NO_NVIDIA),
-    fires(
-        "no-gpu-for-cuda",
-        "from the shell's environment hides all 8 GPUs … unset CUDA_VISIBLE_DEVICES",
-        environment=showing(""),
-    ),
-    fires(
-        "visible-devices-unknown",
+    no_gpu("no NVIDIA GPU … --device cpu", nvml=EMPTY),
+    no_gpu("libnvidia-ml.so.1", nvml=NO_NVML, nvidia=NO_NVIDIA),
+    no_gpu("from the shell's environment hides all 8 GPUs … unset CUDA_VISIBLE_DEVICES", environment=showing("")),
+    unknown(
         "`8` … 0 to 7 … 1 GPU of 8 … `1,2` … CUDA_VISIBLE_DEVICES=0` … =0,8,1,2 from the shell's environment",
         launch=NO_LAUNCH,
         environment=showing("0,8,1,2"),
     ),
-    fires("visible-devices-unknown", "GPU-deadbeef … 0 GPUs of 8", environment=showing("GPU-deadbeef")),
-    fires("visible-devices-unknown", "MIG-9999", environment=showing("MIG-9999"), nvml=SPLIT),
-    fires(
-        "visible-devices-unknown",
+    unknown("GPU-deadbeef … 0 GPUs of 8", environment=showing("GPU-deadbeef")),
+    unknown("MIG-9999", environment=showing("MIG-9999"), nvml=SPLIT),
+    unknown(
         "`8`",
         launch=dataclasses.replace(FELL_BACK, environment=(dataclasses.replace(CHOSEN[0], value=""),)),
         environment=showing("8"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import pytest
 
@@ -25,33 +26,27 @@ def showing(devices: str) -> dict[str, str]:
 
 HIDES_IT = {"CUDA_VISIBLE_DEVICES": "0,1"}
 
+busy = partial(fires, "gpu-busy")
+exclusive = partial(fires, "gpu-exclusive-mode")
+recovery = partial(fires, "gpu-recovery-needed")
+pending = partial(fires, "gpu-remap-pending")
+failed = partial(fires, "gpu-remap-failed")
 FIRES = (
-    fires(
-        "gpu-busy",
-        "GPU 3 … pid 4242 of eve … `python train.py --big` … 60 GiB … `ddplaunch run 7 --gpus free:7 …`",
-        nvml=BUSY,
-    ),
-    fires("gpu-busy", "GPU 3 … --gpus free:7", launch=NO_LAUNCH, nvml=BUSY),
-    fires(
-        "gpu-busy",
+    busy("GPU 3 … pid 4242 of eve … `python train.py --big` … 60 GiB … `ddplaunch run 7 --gpus free:7 …`", nvml=BUSY),
+    busy("GPU 3 … --gpus free:7", launch=NO_LAUNCH, nvml=BUSY),
+    busy(
         "orphaned rank of a dead launcher … `ddplaunch clean` ends the ranks of dead launchers (pid 777)",
         nvml=with_gpu(0, processes=(ORPHAN,), memory_used_bytes=2 * GIB),
     ),
-    fires(
-        "gpu-busy",
+    busy(
         "ask eve to run `ddplaunch clean` … (pid 777)",
         nvml=with_gpu(0, processes=(dataclasses.replace(ORPHAN, user="eve"),), memory_used_bytes=2 * GIB),
     ),
-    fires("gpu-busy", "all GPUs are in use; wait or free one", launch=1, nvml=healthy_nvml(BUSY.gpus[3])),
-    fires("gpu-busy", "jupyter … 512 MiB", "warning", nvml=with_gpu(0, processes=(NOTEBOOK,))),
-    fires("gpu-busy", "not visible from here (40 GiB)", nvml=with_gpu(2, memory_used_bytes=40 * GIB)),
-    fires(
-        "gpu-exclusive-mode",
-        "GPU 1 … prohibited … nvidia-smi -i 1 -c DEFAULT",
-        nvml=with_gpu(1, compute_mode="prohibited"),
-    ),
-    fires(
-        "gpu-exclusive-mode",
+    busy("all GPUs are in use; wait or free one", launch=1, nvml=healthy_nvml(BUSY.gpus[3])),
+    busy("jupyter … 512 MiB", "warning", nvml=with_gpu(0, processes=(NOTEBOOK,))),
+    busy("not visible from here (40 GiB)", nvml=with_gpu(2, memory_used_bytes=40 * GIB)),
+    exclusive("GPU 1 … prohibited … nvidia-smi -i 1 -c DEFAULT", nvml=with_gpu(1, compute_mode="prohibited")),
+    exclusive(
         "exclusive process … pid 4242",
         launch=NO_LAUNCH,
         nvml=with_gpu(1, compute_mode="exclusive process", processes=(TRAINER,)),
@@ -65,14 +60,10 @@ FIRES = (
         "warning",
         nvml=with_gpu(4, ecc_uncorrected=3),
     ),
-    fires("gpu-remap-pending", "GPU 4 … --gpu-reset -i 4", "warning", nvml=with_gpu(4, remap_pending=True)),
-    fires("gpu-remap-failed", "GPU 4 … replaced", nvml=with_gpu(4, remap_failed=True)),
-    fires(
-        "gpu-recovery-needed",
-        "GPU 6 … recovery action reset … --gpu-reset -i 6",
-        nvml=with_gpu(6, recovery_action="reset"),
-    ),
-    fires("gpu-recovery-needed", "sudo reboot", launch=NO_LAUNCH, nvml=with_gpu(6, recovery_action="reboot")),
+    pending("GPU 4 … --gpu-reset -i 4", "warning", nvml=with_gpu(4, remap_pending=True)),
+    failed("GPU 4 … replaced", nvml=with_gpu(4, remap_failed=True)),
+    recovery("GPU 6 … recovery action reset … --gpu-reset -i 6", nvml=with_gpu(6, recovery_action="reset")),
+    recovery("sudo reboot", launch=NO_LAUNCH, nvml=with_gpu(6, recovery_action="reboot")),
     fires(
         "gpu-throttled",
         "GPU 2 … hardware thermal slowdown … 91 °C",

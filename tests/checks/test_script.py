@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,9 @@ def sized(*flags: str, help: str = "", **more: Any) -> ScriptReport:
     return healthy_script(options=tuple(DeclaredOption((flag,), HERE, help=help) for flag in flags), **more)
 
 
+spawning = partial(fires, "script-spawns-processes")
+switch_off = partial(fires, "distributed-switch-off")
+demands = partial(fires, "script-demands-local-rank")
 SPAWNS = healthy_script(spawns=HERE, reads_env=())
 MODULE = healthy_launch(target=Target("module", "a.train"))
 ALONE = healthy_script(spawns=HERE, spawns_alone=True, reads_env=("RANK",))
@@ -48,11 +52,11 @@ OF_SCRIPT = (
         script=healthy_script(syntax_error="line 3: bad"),
     ),
     silent("script-syntax-error"),
-    fires("script-spawns-processes", "train.py:7 … `python train.py`", script=SPAWNS),
-    fires("script-spawns-processes", "`python -m a.train`", launch=MODULE, script=SPAWNS),
-    fires("script-spawns-processes", "train.py:7", "warning", script=healthy_script(spawns=HERE)),
+    spawning("train.py:7 … `python train.py`", script=SPAWNS),
+    spawning("`python -m a.train`", launch=MODULE, script=SPAWNS),
+    spawning("train.py:7", "warning", script=healthy_script(spawns=HERE)),
     silent("script-spawns-processes", launch=1, script=SPAWNS),
-    fires("script-spawns-processes", "only between processes that it starts itself … train alone", script=ALONE),
+    spawning("only between processes that it starts itself … train alone", script=ALONE),
 )
 
 
@@ -62,55 +66,35 @@ def switched(*switches: str, options: tuple[DeclaredOption, ...] = ()) -> Script
 
 OPT = (DeclaredOption(("-opt",), HERE),)
 SWITCH = (
-    fires("distributed-switch-off", "`--distributed`", "warning", script=switched("--distributed")),
+    switch_off("`--distributed`", "warning", script=switched("--distributed")),
     silent("distributed-switch-off", launch=1, script=switched("--distributed")),
-    fires(
-        "distributed-switch-off",
-        "`--dist-url` or `--world-size`",
-        "warning",
-        script=switched("--dist-url", "--world-size"),
-    ),
-    fires(
-        "distributed-switch-off",
-        "pass `--launcher` after `--` as the script wants it for several processes",
+    switch_off("`--dist-url` or `--world-size`", "warning", script=switched("--dist-url", "--world-size")),
+    switch_off(
+        "pass `--launcher` after `--` as the script wants it for",
         "warning",
         launch=given("-opt a.yml"),
         script=switched("-opt", "--launcher", options=OPT),
     ),
-    fires(
-        "distributed-switch-off",
-        "local_rank … $LOCAL_RANK",
-        "warning",
-        launch=given("-opt a.yml"),
-        script=switched("--resume", "--local_rank"),
+    switch_off(
+        "local_rank … $LOCAL_RANK", "warning", launch=given("-opt a.yml"), script=switched("--resume", "--local_rank")
     ),
-    fires(
-        "distributed-switch-off",
+    switch_off(
         "leave `-opt` out, or give it another value",
         "warning",
         launch=given("-opt a.yml"),
         script=switched("-opt", options=OPT),
     ),
-    fires(
-        "distributed-switch-off",
-        "pass `--resume` or `--local_rank` after",
-        "warning",
-        launch=MODULE,
-        script=switched("--resume", "--local_rank"),
+    switch_off(
+        "pass `--resume` or `--local_rank` after", "warning", launch=MODULE, script=switched("--resume", "--local_rank")
     ),
 )
 LOCAL_RANK = DeclaredOption(("--local_rank",), HERE, required=True)
 DEMANDS = healthy_script(options=(LOCAL_RANK,), demands_local_rank=HERE)
 TAKES = healthy_script(options=(DeclaredOption(("--local_rank",), HERE),), takes_local_rank=HERE)
 DEMANDED = (
-    fires("script-demands-local-rank", "`--local_rank` … train.py:7", launch=given("--name a"), script=DEMANDS),
+    demands("`--local_rank` … train.py:7", launch=given("--name a"), script=DEMANDS),
     silent("script-demands-local-rank", script=sized("--local_rank")),
-    fires(
-        "script-demands-local-rank",
-        'chooses its GPU by `--local_rank` … --local_rank "$LOCAL_RANK"',
-        "warning",
-        script=TAKES,
-    ),
+    demands('chooses its GPU by `--local_rank` … --local_rank "$LOCAL_RANK"', "warning", script=TAKES),
     silent("script-demands-local-rank", launch=1, script=TAKES),
     silent("script-demands-local-rank", "it contradicts the launch", launch=given("--local_rank 0"), script=TAKES),
 )
@@ -317,16 +301,16 @@ def numbered(receives: tuple[str, ...] = ("batch_size", "accum", "warmup_steps")
 SMALL = {"dataset_size": 100, "global_batch_size": 256, "accum": 4}
 LARGE = {"lr": 0.8, "base_lr": 0.1, "lr_factor": 8.0, "lr_scaling": "linear"}
 EMPTY = "dataset-smaller-than-batch"
+too_small = partial(fires, EMPTY)
 OF_NUMBERS = (
-    fires(
-        EMPTY,
+    too_small(
         "the dataset has 100 samples, one effective batch 256 … `--batch-size 12 --accum 1` makes one step of 96",
         "warning",
         launch=numbered(**SMALL),
     ),
-    fires(EMPTY, "`--batch-size 12` makes", "warning", launch=numbered(("batch_size",), **SMALL)),
-    fires(EMPTY, "a batch of at most 12 per process, in the script itself", "warning", launch=numbered((), **SMALL)),
-    fires(EMPTY, "at most 3 processes", "warning", launch=numbered(dataset_size=3, global_batch_size=256)),
+    too_small("`--batch-size 12` makes", "warning", launch=numbered(("batch_size",), **SMALL)),
+    too_small("a batch of at most 12 per process, in the script itself", "warning", launch=numbered((), **SMALL)),
+    too_small("at most 3 processes", "warning", launch=numbered(dataset_size=3, global_batch_size=256)),
     silent(EMPTY, launch=numbered(dataset_size=256, global_batch_size=256)),
     silent(EMPTY, launch=numbered(dataset_size=1)),
     silent(EMPTY, launch=numbered(global_batch_size=256)),
@@ -349,11 +333,11 @@ def lacking(*missing: tuple[str, str], reason: str = "no option for it was found
     return healthy_launch(missing=tuple(Missing(name, value, reason, f"read `{name}`") for name, value in missing))
 
 
+unseen_is = partial(fires, "number-not-received")
 UNREAD = "nothing reads `--accum-steps` (train.py:9); the effective batch is without it"
 NOT_RECEIVED = (
     *(
-        fires(
-            "number-not-received",
+        unseen_is(
             f"train.py will not see {unseen} … no option for it was found; … read `{name}`",
             "warning",
             launch=lacking((name, value)),
@@ -365,14 +349,13 @@ NOT_RECEIVED = (
             ("warmup_steps", "500", "the warmup of 500 steps"),
         )
     ),
-    fires(
-        "number-not-received",
+    unseen_is(
         "train.py will not see the accumulation of 2, the learning rate 0.1 and the warmup of 400 steps … "
         "no option for them was found; it trains with numbers of its own … read `accum`, `lr` and `warmup_steps`",
         "warning",
         launch=lacking(("accum", "2"), ("lr", "0.1"), ("warmup_steps", "400")),
     ),
-    fires("number-not-received", UNREAD, "warning", launch=lacking(("accum", "2"), reason=UNREAD)),
+    unseen_is(UNREAD, "warning", launch=lacking(("accum", "2"), reason=UNREAD)),
     silent(
         "number-not-received",
         "it is held back",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -41,35 +43,34 @@ NO_CUDA = healthy_torch_import(cuda_available=False, cuda_error="CUDA unknown er
 AMD = healthy_nvml(driver_version="6.12.12", cuda_driver_version=(0, 0), vendor="amd")
 ROCM = healthy_torch(version="2.8.0+rocm6.4", cuda=None, hip="6.4")
 NOT_OURS = dataclasses.replace(AMD, denied=("/dev/kfd", "/dev/dri/renderD128"))
+DENIED = {"torch": ROCM, "nvml": NOT_OURS}
+UNLOADED: dict[str, Any] = {"nvidia": NOT_LOADED, "nvml": NO_NVML}
+HIDDEN_THERE: dict[str, Any] = {"nvidia": OUTSIDE, "nvml": NO_NVML}
+cpu_build = partial(fires, "torch-cpu-build-on-gpu-machine")
+others = partial(fires, "torch-for-other-gpus")
+too_old = partial(fires, "torch-too-old")
+mismatch = partial(fires, "driver-library-mismatch")
+not_loaded = partial(fires, "driver-not-loaded")
+unavailable = partial(fires, "cuda-unavailable-reason")
 PLATFORMS = (
-    fires("torch-cpu-build-on-gpu-machine", "8 AMD GPUs … no RCCL … a ROCm build", torch=CPU_BUILD, nvml=AMD),
-    fires(
-        "torch-for-other-gpus",
-        "for CUDA, and this machine has 8 AMD GPUs … install a ROCm build … `--device cpu`",
-        nvml=AMD,
-    ),
-    fires("torch-for-other-gpus", "for ROCm, and this machine has 8 NVIDIA GPUs … install a CUDA", torch=ROCM),
+    cpu_build("8 AMD GPUs … no RCCL … a ROCm build", torch=CPU_BUILD, nvml=AMD),
+    others("for CUDA, and this machine has 8 AMD GPUs … install a ROCm build … `--device cpu`", nvml=AMD),
+    others("for ROCm, and this machine has 8 NVIDIA GPUs … install a CUDA", torch=ROCM),
     silent("torch-for-other-gpus", "as it should be", torch=ROCM, nvml=AMD),
     silent("torch-for-other-gpus", "asked for the CPU", launch=ON_CPU, nvml=AMD),
     silent("torch-for-other-gpus", "CPU build", nvml=AMD, torch=CPU_BUILD),
     silent("driver-too-old", "AMD's has no CUDA", nvml=AMD, torch_import=NO_CUDA),
-    fires(
-        "amd-devices-denied",
-        "/dev/kfd, /dev/dri/renderD128 … `sudo usermod -aG render,video ada`",
-        torch=ROCM,
-        nvml=NOT_OURS,
-    ),
+    fires("amd-devices-denied", "/dev/kfd, /dev/dri/renderD128 … `sudo usermod -aG render,video ada`", **DENIED),
     fires(
         "amd-devices-denied",
         "--device=/dev/kfd … getent group render",
         "warning",
         launch=NO_LAUNCH,
-        torch=ROCM,
-        nvml=NOT_OURS,
+        **DENIED,
         host=DOCKER,
     ),
     silent("amd-devices-denied", "its own", torch=ROCM, nvml=AMD),
-    silent("amd-devices-denied", "asked for the CPU", launch=ON_CPU, torch=ROCM, nvml=NOT_OURS),
+    silent("amd-devices-denied", "asked for the CPU", launch=ON_CPU, **DENIED),
 )
 FIRES = (
     *(case for case in PLATFORMS if case.says),
@@ -78,18 +79,13 @@ FIRES = (
         "torch is not here … `/opt/env/bin/python -m pip install torch`",
         torch=Unavailable("torch is not here"),
     ),
-    fires(
-        "torch-too-old", "torch 2.3.1+cu121 is older than 2.4 … `--max-restarts` never", torch=of_version("2.3.1+cu121")
-    ),
-    fires("torch-too-old", "2.2.2 … --logs-specs", torch=of_version("2.2.2+cu121")),
-    fires("torch-too-old", "1.13.1", torch=of_version("1.13.1")),
+    too_old("torch 2.3.1+cu121 is older than 2.4 … `--max-restarts` never", torch=of_version("2.3.1+cu121")),
+    too_old("2.2.2 … --logs-specs", torch=of_version("2.2.2+cu121")),
+    too_old("1.13.1", torch=of_version("1.13.1")),
     fires("torch-import-failed", "libcudnn.so.9", launch=NO_LAUNCH, torch_import=Unavailable("no libcudnn.so.9")),
-    fires(
-        "torch-cpu-build-on-gpu-machine", "2.8.0+cpu … 8 NVIDIA GPUs … --device cpu", launch=NO_LAUNCH, torch=CPU_BUILD
-    ),
-    fires("torch-cpu-build-on-gpu-machine", "2.8.0+cpu", launch=FELL_BACK, torch=CPU_BUILD),
-    fires(
-        "torch-cpu-build-on-gpu-machine",
+    cpu_build("2.8.0+cpu … 8 NVIDIA GPUs … --device cpu", launch=NO_LAUNCH, torch=CPU_BUILD),
+    cpu_build("2.8.0+cpu", launch=FELL_BACK, torch=CPU_BUILD),
+    cpu_build(
         "1 NVIDIA GPU\n",
         launch=NO_LAUNCH,
         torch=CPU_BUILD,
@@ -103,31 +99,25 @@ FIRES = (
         nvml=with_gpu(5, compute_capability=(12, 0), name="NVIDIA RTX 5090"),
         torch_import=healthy_torch_import(arch_list=("sm_80", "sm_90")),
     ),
-    fires("cuda-unavailable-reason", "8 GPUs … CUDA unknown error … nvidia_uvm", torch_import=NO_CUDA),
-    fires(
-        "cuda-unavailable-reason",
+    unavailable("8 GPUs … CUDA unknown error … nvidia_uvm", torch_import=NO_CUDA),
+    unavailable(
         "802 … nvidia-fabricmanager",
         launch=NO_LAUNCH,
         torch_import=dataclasses.replace(NO_CUDA, cuda_error="Error 802"),
     ),
     fires("driver-too-old", "470.57.02 … 11.4 … 12.8 … 525.60.13", nvml=OLD_DRIVER, torch_import=NOT_ASKED),
     fires("driver-too-old", "580", torch=healthy_torch(cuda="13.0"), torch_import=NOT_ASKED),
-    fires("driver-library-mismatch", "550.90.07", nvidia=MISMATCH, nvml=NO_NVML),
-    fires(
-        "driver-library-mismatch",
+    mismatch("550.90.07", nvidia=MISMATCH, nvml=NO_NVML),
+    mismatch(
         "Unknown Error … nvidia-smi",
         launch=NO_LAUNCH,
         nvidia=dataclasses.replace(MISMATCH, nvml_error="Unknown Error"),
         nvml=NO_NVML,
     ),
-    fires("driver-not-loaded", "2 NVIDIA GPUs … modprobe nvidia", launch=NO_LAUNCH, nvidia=NOT_LOADED, nvml=NO_NVML),
-    fires(
-        "driver-not-loaded", "2 NVIDIA GPUs", "warning", launch=FELL_BACK, nvidia=NOT_LOADED, nvml=NO_NVML, host=DOCKER
-    ),
-    fires("gpus-not-in-container", "docker … --gpus all", nvidia=OUTSIDE, nvml=NO_NVML, host=DOCKER),
-    fires(
-        "gpus-not-in-container", "8 NVIDIA GPUs", "warning", launch=NO_LAUNCH, nvidia=OUTSIDE, nvml=NO_NVML, host=DOCKER
-    ),
+    not_loaded("2 NVIDIA GPUs … modprobe nvidia", launch=NO_LAUNCH, **UNLOADED),
+    not_loaded("2 NVIDIA GPUs", "warning", launch=FELL_BACK, **UNLOADED, host=DOCKER),
+    fires("gpus-not-in-container", "docker … --gpus all", **HIDDEN_THERE, host=DOCKER),
+    fires("gpus-not-in-container", "8 NVIDIA GPUs", "warning", launch=NO_LAUNCH, **HIDDEN_THERE, host=DOCKER),
 )
 
 SILENT = (
@@ -140,9 +130,7 @@ SILENT = (
     silent("torch-cpu-build-on-gpu-machine", "asked for the CPU", launch=ON_CPU, torch=CPU_BUILD),
     silent("torch-cpu-build-on-gpu-machine", "GPUs hidden", launch=NO_LAUNCH, torch=CPU_BUILD, environment=HIDDEN),
     silent("torch-cpu-build-on-gpu-machine", "no GPU", torch=CPU_BUILD, nvml=healthy_nvml(gpus=())),
-    silent(
-        "torch-cpu-build-on-gpu-machine", "the host's", launch=NO_LAUNCH, torch=CPU_BUILD, nvml=NO_NVML, nvidia=OUTSIDE
-    ),
+    silent("torch-cpu-build-on-gpu-machine", "the host's", launch=NO_LAUNCH, torch=CPU_BUILD, **HIDDEN_THERE),
     silent("torch-cpu-build-on-gpu-machine", "ROCm", torch=healthy_torch(cuda=None, hip="6.2")),
     silent(
         "nccl-unavailable", "asked for the CPU", launch=ON_CPU, torch_import=healthy_torch_import(nccl_available=False)

@@ -59,10 +59,8 @@ CONVERTED = [
         "srun -p x ⟦--ntasks=$G --ntasks-per-node=4 ${SRUN_ARGS} → ${SRUN_ARGS} --nodes=$((G / 4)) "
         "--ntasks-per-node=1 --ntasks=$((G / 4)) ddplaunch run 4 --⟧ ${RUN_COMMAND} $X"
     ),
-    "eval ⟦torchrun → ddplaunch run 1 --⟧ t.py --x",
     "B=deepspeed\n⟦torchrun → ddplaunch run 1 --⟧ t.py --backend $B",
     'G=1\nG=$1\nD="--nproc_per_node $G"\n⟦torchrun $D → ddplaunch run $G --⟧ t.py',
-    "$MAYBE ⟦torchrun → ddplaunch run 1 --⟧ t.py --x",
     (
         "#SBATCH --ntasks-per-node=8\n#SBATCH -N 2 -c 4\n\nsrun -l ⟦python -u → --ntasks-per-node=1 "
         '--ntasks="$SLURM_JOB_NUM_NODES" --cpus-per-task=32 ddplaunch run 8 --⟧ t.py --x'
@@ -71,6 +69,17 @@ CONVERTED = [
         "#SBATCH --ntasks-per-node=8 # GPUs\nsrun --nodes=2 ⟦--ntasks=8 python → --ntasks-per-node=1 "
         "--ntasks=2 ddplaunch run 4 --⟧ t.py"
     ),
+    "srun -N 2 ⟦torchrun --nproc_per_node 4 → ddplaunch run 4 --⟧ t.py",
+    "mpirun -np 2 -H a,b ⟦torchrun → ddplaunch run 1 --⟧ t.py",
+    "uv run ⟦torchrun → ddplaunch run 1 --⟧ t.py",
+    "/opt/py/bin/python -m ⟦torch.distributed.run → ddplaunch run 1 --⟧ t.py",
+    (
+        "srun ⟦-N2 --ntasks-per-node=4 -c 8 --gres=gpu:4 python → --gres=gpu:4 --nodes=2 --ntasks-per-node=1 "
+        "--ntasks=2 --cpus-per-task=32 ddplaunch run 4 --⟧ t.py"
+    ),
+    "srun ⟦-N 1 -n 2 python → --nodes=1 --ntasks-per-node=1 --ntasks=1 ddplaunch run 2 --⟧ -m pkg.t",
+    "srun ⟦-N 1 -n 2 → --nodes=1 --ntasks-per-node=1 --ntasks=1 ddplaunch run 2 --⟧ python -O t.py",
+    "srun ⟦-N 1 -n 2 → --nodes=1 --ntasks-per-node=1 --ntasks=1 ddplaunch run 2 --⟧ ./step --x",
     "xargs -n1 ⟦torchrun → ddplaunch run 1 --⟧ t.py < list",
     (
         "⟦python -m torch.distributed.launch --nproc_per_node 2 t.py → ddplaunch run 2 -- t.py "
