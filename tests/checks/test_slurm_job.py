@@ -10,21 +10,13 @@ from ddplaunch.planning.launch import Launch, Topology
 from ddplaunch.values.resolved import Resolved, Source
 from tests.checks.cases import Case, fires, judge, silent
 from tests.checks.healthy import healthy_launch
+from tests.planning.test_inside import environ_of
 
-STEP = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_STEP_NODELIST": "gpu[1-2]",
-    "SLURM_STEP_NUM_TASKS": "2",
-    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
-    "SLURM_NODEID": "1",
-    "SLURM_PROCID": "1",
-    "SLURM_LOCALID": "0",
-    "SLURM_STEP_GPUS": "0,1,2,3",
-    "CUDA_VISIBLE_DEVICES": "0,1,2,3",
-    "SLURMD_NODENAME": "gpu2",
-}
+STEP = environ_of(
+    "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=2 SLURM_STEP_NODELIST=gpu[1-2] SLURM_STEP_NUM_TASKS=2 "
+    "SLURM_STEP_TASKS_PER_NODE=1(x2) SLURM_NODEID=1 SLURM_PROCID=1 SLURM_LOCALID=0 SLURM_STEP_GPUS=0,1,2,3 "
+    "CUDA_VISIBLE_DEVICES=0,1,2,3 SLURMD_NODENAME=gpu2"
+)
 FOUR_TASKS = STEP | {"SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_PROCID": "5"}
 THREE_TASKS = FOUR_TASKS | {"SLURM_STEP_TASKS_PER_NODE": "3(x2)", "SLURM_STEP_NUM_TASKS": "6"}
 ON_CPUS = {name: text for name, text in FOUR_TASKS.items() if "SLURM_STEP_GPUS" not in name}

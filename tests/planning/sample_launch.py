@@ -14,22 +14,15 @@ from ddplaunch.values.resolved import Resolved, Source, Unavailable
 FLAG = Source("flag", "NPROC")
 NOT_HERE = Unavailable("no such thing in this test")
 
-ARGV = (
-    "/opt/venv/bin/python",
-    "-m",
-    "torch.distributed.run",
-    "--nnodes=1",
-    "--nproc-per-node=4",
-    "--rdzv-backend=c10d",
-    "--rdzv-endpoint=localhost:0",
-    "--rdzv-id=ddplaunch-0123456789ab",
-    "--max-restarts=0",
-    "--",
-    "train.py",
-    "--epochs",
-    "20",
-    "--lr",
-    "0.0004",
+
+def words_of(line: str) -> tuple[str, ...]:
+    return tuple(line.split())
+
+
+ARGV = words_of(
+    "/opt/venv/bin/python -m torch.distributed.run --nnodes=1 --nproc-per-node=4 --rdzv-backend=c10d "
+    "--rdzv-endpoint=localhost:0 --rdzv-id=ddplaunch-0123456789ab --max-restarts=0 -- "
+    "train.py --epochs 20 --lr 0.0004"
 )
 
 

@@ -21,31 +21,19 @@ from ddplaunch.values.resolved import Resolved, Source
 from tests.checks.healthy import healthy_facts
 from tests.planning.test_topology import said
 
+
+def environ_of(text: str) -> dict[str, str]:
+    return dict(word.split("=") for word in text.split())
+
+
 #: Node 1 of a real Slurm 22.05 after `sbatch -N2 --gpus-per-node=3 --cpus-per-task=4` and `srun`.
-STEP = {
-    "CUDA_VISIBLE_DEVICES": "0,1,2",
-    "SLURMD_NODENAME": "vn2",
-    "SLURM_CPUS_ON_NODE": "4",
-    "SLURM_CPUS_PER_TASK": "4",
-    "SLURM_GPUS_ON_NODE": "3",
-    "SLURM_GPUS_PER_NODE": "3",
-    "SLURM_JOB_GPUS": "0,1,2",
-    "SLURM_JOB_ID": "12",
-    "SLURM_JOB_NODELIST": "vn[1-2]",
-    "SLURM_JOB_NUM_NODES": "2",
-    "SLURM_LOCALID": "0",
-    "SLURM_NNODES": "2",
-    "SLURM_NODEID": "1",
-    "SLURM_NTASKS": "2",
-    "SLURM_PROCID": "1",
-    "SLURM_STEP_GPUS": "0,1,2",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NODELIST": "vn[1-2]",
-    "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_STEP_NUM_TASKS": "2",
-    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
-    "SLURM_TASKS_PER_NODE": "1(x2)",
-}
+STEP = environ_of(
+    "CUDA_VISIBLE_DEVICES=0,1,2 SLURMD_NODENAME=vn2 SLURM_CPUS_ON_NODE=4 SLURM_CPUS_PER_TASK=4 "
+    "SLURM_GPUS_ON_NODE=3 SLURM_GPUS_PER_NODE=3 SLURM_JOB_GPUS=0,1,2 SLURM_JOB_ID=12 SLURM_JOB_NODELIST=vn[1-2] "
+    "SLURM_JOB_NUM_NODES=2 SLURM_LOCALID=0 SLURM_NNODES=2 SLURM_NODEID=1 SLURM_NTASKS=2 SLURM_PROCID=1 "
+    "SLURM_STEP_GPUS=0,1,2 SLURM_STEP_ID=0 SLURM_STEP_NODELIST=vn[1-2] SLURM_STEP_NUM_NODES=2 "
+    "SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE=1(x2) SLURM_TASKS_PER_NODE=1(x2)"
+)
 BATCH = {name: value for name, value in STEP.items() if "STEP" not in name} | {"SLURM_NODEID": "0", "SLURM_PROCID": "0"}
 TASKS = {"SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_TASKS_PER_NODE": "3(x2)", "SLURM_PROCID": "4", "SLURM_LOCALID": "1"}
 
@@ -57,36 +45,24 @@ def topology(options: Options, environ: dict[str, str], processes: int = 3) -> T
     return resolve_topology(count, done.nnodes, done.node_rank, done.master_addr, done.master_port, environ)
 
 
-@pytest.mark.parametrize(
-    ("text", "hosts"),
-    [
-        ("vn[1-3]", "vn1 vn2 vn3"),
-        ("gpu[08-10,2]", "gpu08 gpu09 gpu10 gpu2"),
-        ("a,b[1-2]-ib,c", "a b1-ib b2-ib c"),
-        ("r[1-2]n[01-02]", "r1n01 r1n02 r2n01 r2n02"),
-        ("login", "login"),
-    ],
-)
-def test_node_lists_are_spelled_out_in_order(text: str, hosts: str) -> None:
-    assert expand_hosts(text) == tuple(hosts.split())
-
-
-@pytest.mark.parametrize(
-    "text", ["", "a[1-", "a[]", "a[2-1]", "a[1-99999999]", "a[x]", "a,,b", "a]b", "n[1-999][1-999]"]
-)
-def test_node_lists_that_are_malformed_or_endless_are_not_guessed_at(text: str) -> None:
-    assert expand_hosts(text) is None
+def test_node_lists_are_spelled_out_in_order_or_not_guessed_at() -> None:
+    for text, hosts in {
+        "vn[1-3]": "vn1 vn2 vn3",
+        "gpu[08-10,2]": "gpu08 gpu09 gpu10 gpu2",
+        "a,b[1-2]-ib,c": "a b1-ib b2-ib c",
+        "r[1-2]n[01-02]": "r1n01 r1n02 r2n01 r2n02",
+        "login": "login",
+    }.items():
+        assert expand_hosts(text) == tuple(hosts.split())
+    for text in ("", "a[1-", "a[]", "a[2-1]", "a[1-99999999]", "a[x]", "a,,b", "a]b", "n[1-999][1-999]"):
+        assert expand_hosts(text) is None, text
+    assert repeated_counts("2(x3),1") == (2, 2, 2, 1) and repeated_counts("2(x") is None
 
 
 @given(st.text("ab019[],-()x", max_size=30))
 def test_no_node_list_raises(text: str) -> None:
     expand_hosts(text)
     repeated_counts(text)
-
-
-def test_task_counts_of_each_node() -> None:
-    assert repeated_counts("2(x3),1") == (2, 2, 2, 1)
-    assert repeated_counts("2(x") is None
 
 
 def test_a_step_decides_everything_and_is_the_source() -> None:

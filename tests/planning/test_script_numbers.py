@@ -14,6 +14,7 @@ from ddplaunch.planning.script_numbers.forward import forward
 from ddplaunch.planning.script_numbers.handed_out import NAMES, Plan, complete_from_script, given_numbers
 from ddplaunch.scaling.numbers import Numbers
 from ddplaunch.script.script_report import (
+    LOCAL_WORLD,
     WORLD,
     DeclaredAt,
     DeclaredOption,
@@ -61,13 +62,6 @@ def report(*options: DeclaredOption, complete: bool = True) -> ScriptReport:
     return ScriptReport("train.py", options, complete=complete)
 
 
-def test_placeholders_are_replaced_inside_words() -> None:
-    result = forward(("--bs={batch_size}", "opt.lr={lr}", "{world_size}"), plan("lr", "batch_size"), NO_SCRIPT)
-    assert result.args == ("--bs=8", "opt.lr=0.0004", "8")
-    assert [each.number for each in result.passed] == ["batch_size", "lr", "world_size"]
-    assert result.missing == ()
-
-
 def test_a_doubled_brace_is_literal_and_other_braces_are_left_alone() -> None:
     words = ["{{lr}}", '{"a": {"b": 1}}', "{{ jinja }}", "{}", "${lr}", "${oc.env:lr}", "{{name}}", "{question}?"]
     words += ["{{{answer}}}", "{rank}/{epoch}", "{learning_rate}", "{batch_idx:03d}"]
@@ -89,72 +83,73 @@ def test_a_placeholder_that_cannot_be_replaced_is_refused(name: str) -> None:
     assert ("--base-lr" if known else f"{{{name}}}") in finding.fix
 
 
-def test_declared_options_are_filled_in_with_the_place_of_their_declaration() -> None:
-    script = report(option("--batch_size", "batch_size"), option("--learning-rate", "lr"))
-    result = forward(("--epochs", "3"), plan("batch_size", "lr"), script)
-    assert result.args == ("--batch_size", "8", "--learning-rate", "0.0004", "--epochs", "3")
-    assert result.passed[0] == Passed("batch_size", "8", ("--batch_size", "8"), AT)
+def by(*powers: tuple[str, float], constant: float = 1.0) -> LrRule:
+    return LrRule(constant, powers, AT)
+
+
+def scaling(rule: LrRule) -> ScriptReport:
+    return report(option("--lr", "lr", rule=rule), option("--batch", "batch_size"))
+
+
+LR, EPOCHS, ACCUM = option("--lr", "lr"), option("--warmup-epochs", "warmup_epochs"), option("--accum", "accum")
+BY_BATCH, UNKNOWN = by(("batch", 1.0), (WORLD, 1.0), constant=1 / 256), by(("unknown", 1.0))
+TOTAL, STEP = option("--batch", "total_batch_size"), option("--batch", "global_batch_size")
+MICRO, WARMUP = option("--micro", "batch_size"), option("--warmup", "warmup_steps")
 
 
 @pytest.mark.parametrize(
-    ("meaning", "value", "note"),
+    ("typed", "given", "script", "words", "missing"),
     [
-        ("batch_size", "8", "train.py:9 divides it"),
-        ("node_batch_size", "32", "of all processes on a node: train.py:9 divides it"),
-        ("total_batch_size", "64", "of all processes: train.py:9 divides it"),
-        ("global_batch_size", "128", "per optimizer step: train.py:9 divides it"),
+        ("--bs={batch_size} o.lr={lr} {world_size}", "lr batch_size", NO_SCRIPT, "--bs=8 o.lr=0.0004 8", ""),
+        ("--epochs 3", "batch_size lr", report(MICRO, LR), "--micro 8 --lr 0.0004 --epochs 3", ""),
+        ("", "batch_size", report(option("--batch", "node_batch_size")), "--batch 32", ""),
+        ("", "batch_size", report(TOTAL), "--batch 64", ""),
+        ("", "batch_size accum", report(TOTAL), "--batch 64", "accum"),
+        ("", "batch_size", report(STEP), "--batch 128", ""),
+        ("", "batch_size accum", report(STEP, MICRO), "--batch 128 --micro 8", ""),  # the script divides them
+        ("", "lr", report(ACCUM, LR, WARMUP), "--lr 0.0004", ""),  # only given numbers
+        ("-v -- a", "lr", report(LR), "--lr 0.0004 -v -- a", ""),
+        ("--lr=4e-4", "lr", report(LR), "--lr=4e-4", ""),
+        ("--lr=0.00040", "lr", report(LR), "--lr=0.00040", ""),
+        ("--lr {lr}", "lr", report(LR), "--lr 0.0004", ""),
+        # what the script scales is divided by its factor
+        ("", "batch_size lr", scaling(by((WORLD, 1.0))), "--batch 8 --lr 5e-05", ""),
+        ("", "batch_size lr", scaling(by((LOCAL_WORLD, 1.0))), "--batch 8 --lr 0.0001", ""),
+        ("", "batch_size lr", scaling(by((WORLD, 0.5))), "--batch 8 --lr 0.000141421356237", ""),
+        ("", "batch_size lr", scaling(BY_BATCH), "--batch 8 --lr 0.0016", ""),
+        ("--batch 16", "lr", scaling(BY_BATCH), "--lr 0.0008 --batch 16", ""),
+        ("", "batch_size lr", scaling(UNKNOWN), "--batch 8", "lr"),
     ],
 )
-def test_a_batch_is_filled_in_as_the_samples_that_the_script_counts(meaning: Meaning, value: str, note: str) -> None:
-    result = forward((), plan("batch_size"), report(option("--batch", meaning, because="train.py:9 divides it")))
-    assert result.passed == (Passed(meaning, value, ("--batch", value), AT, note),)
+def test_what_is_filled_in(typed: str, given: str, script: ScriptReport, words: str, missing: str) -> None:
+    found = forward(tuple(typed.split()), plan(*given.split()), script)
+    assert " ".join(found.args) == words
+    assert [item.number for item in found.missing] == missing.split()
 
 
-BY_BATCH = LrRule(1 / 256, (("batch", 1.0), (WORLD, 1.0)), AT)
-
-
-@pytest.mark.parametrize(
-    ("rule", "value"),
-    [
-        (LrRule(1.0, ((WORLD, 1.0),), AT), "5e-05"),
-        (LrRule(1.0, ((WORLD, 0.5),), AT), "0.000141421356237"),
-        (BY_BATCH, "0.0016"),
-        (LrRule(1.0, (("unknown", 1.0),), AT), None),
-    ],
-)
-def test_a_learning_rate_that_the_script_scales_is_divided_by_its_factor(rule: LrRule, value: str | None) -> None:
-    script = report(option("--lr", "lr", rule=rule), option("--batch", "batch_size"))
-    result = forward((), plan("batch_size", "lr"), script)
-    assert [each.value for each in result.passed if each.number == "lr"] == ([value] if value else [])
-    assert [each.reason for each in result.missing] == (
-        [] if value else ["train.py:31 scales `--lr` by what cannot be computed here"]
-    )
-
-
-LR = report(option("--lr", "lr"))
-
-
-@pytest.mark.parametrize(
-    ("args", "script", "result"),
-    [
-        ((), report(option("--accum", "accum"), *LR.options, option("--warmup", "warmup_steps")), "--lr 0.0004"),
-        (("-v", "--", "a"), LR, "--lr 0.0004 -v -- a"),
-        (("--lr=4e-4",), LR, "--lr=4e-4"),
-        (("--lr=0.00040",), LR, "--lr=0.00040"),
-        (("--lr", "{lr}"), LR, "--lr 0.0004"),
-    ],
-)
-def test_only_given_numbers_are_filled_in_and_only_where_nobody_passed_them(
-    args: tuple[str, ...], script: ScriptReport, result: str
-) -> None:
-    found = forward(args, LR_GIVEN, script)
-    assert (" ".join(found.args), found.missing) == (result, ())
+def test_what_was_filled_in_says_where_it_is_declared_and_whose_it_is() -> None:
+    notes = {
+        "batch_size": "",
+        "node_batch_size": "of all processes on a node: ",
+        "total_batch_size": "of all processes: ",
+    }
+    for meaning, note in {**notes, "global_batch_size": "per optimizer step: "}.items():
+        declared = option("--batch", meaning, because="train.py:9 divides it")  # type: ignore[arg-type]
+        (passed,) = forward((), plan("batch_size"), report(declared)).passed
+        assert (passed.number, passed.at, passed.note) == (meaning, AT, f"{note}train.py:9 divides it")
+        assert passed.arguments == ("--batch", passed.value)
 
 
 @pytest.mark.parametrize(
     ("words", "given", "script", "why", "fix"),
     [
-        ("--lr 0.1", "lr", LR, "train.py:31", "leave `--lr 0.1` out after `--`, or `--lr` or `--base-lr` before it"),
+        (
+            "--lr 0.1",
+            "lr",
+            report(LR),
+            "train.py:31",
+            "leave `--lr 0.1` out after `--`, or `--lr` or `--base-lr` before it",
+        ),
         (
             "--bs 8",
             "batch_size",
@@ -173,7 +168,6 @@ def test_two_values_for_one_option_are_refused(
     assert (finding.code, finding.fix) == ("option-given-twice", fix) and why in finding.why
 
 
-EPOCHS, ACCUM = option("--warmup-epochs", "warmup_epochs"), option("--accum", "accum")
 TAKES_EPOCHS = "`--warmup-epochs` takes epochs (train.py:31)"
 
 
@@ -183,13 +177,13 @@ TAKES_EPOCHS = "`--warmup-epochs` takes epochs (train.py:31)"
         (NO_SCRIPT, ["the options of the program cannot be read (not a Python file)"] * 3),
         (report(), ["no option for it was found"] * 3),
         (replace(report(complete=False), unread=AT), ["no option for it was found, and train.py:31 may hide one"] * 3),
-        (report(EPOCHS, *LR.options, ACCUM), [TAKES_EPOCHS]),
+        (report(EPOCHS, LR, ACCUM), [TAKES_EPOCHS]),
         (
             replace(report(EPOCHS, ACCUM), instead=(Instead("lr", "`lr` is 0.1 at train.py:2"),)),
             ["`lr` is 0.1 at train.py:2", TAKES_EPOCHS],
         ),
         (
-            replace(LR, instead=(Instead("accum", "nothing reads `--a`"),)),
+            replace(report(LR), instead=(Instead("accum", "nothing reads `--a`"),)),
             ["nothing reads `--a`", "no option for it was found"],
         ),
         (
@@ -214,7 +208,7 @@ def test_a_given_number_that_does_not_arrive_is_missing_with_the_reason(
         (ScriptReport("train.py", instead=(Instead("lr", "it is divided", "`--lr-option=--a`"),)), "`--lr-option=--a`"),
         (ScriptReport("train.py", ambiguous=(("lr", ("--a", "--b")),)), "`--lr-option=--a` or `--lr-option=--b`"),
         (
-            report(option("--lr", "lr", rule=LrRule(1.0, (("unknown", 1.0),), AT))),
+            scaling(UNKNOWN),
             "pass `--lr` yourself after `--`; or, if it is final all the same, `--lr-option=--lr:final`",
         ),
     ],
@@ -259,12 +253,12 @@ def test_what_the_script_receives_is_what_flags_can_change(
 
 
 def test_no_forward_leaves_the_arguments_alone_and_says_so() -> None:
-    result = forward(("-x",), plan("lr", automatic=False), report(option("--lr", "lr")))
+    result = forward(("-x",), plan("lr", automatic=False), report(LR))
     assert result.args == ("-x",)
     fix = "`--lr {lr}` after `--`, or no `--no-forward`"
     assert result.missing == (Missing("lr", "0.0004", "`--no-forward` leaves `--lr` alone", fix),)
     assert result.receives == ()
-    assert forward(("{lr}",), plan("lr", automatic=False), LR).receives == ("lr",)
+    assert forward(("{lr}",), plan("lr", automatic=False), report(LR)).receives == ("lr",)
 
 
 def test_a_script_that_reads_the_plan_gets_its_numbers_from_the_environment() -> None:
@@ -274,19 +268,6 @@ def test_a_script_that_reads_the_plan_gets_its_numbers_from_the_environment() ->
         assert passed == (Passed("lr", "0.0004", (), None, variable=variable),)
     other = ScriptReport("train.py", (DeclaredOption(("--epochs",), AT),), reads_env=("DDPLAUNCH_BATCH_SIZE",))
     assert [item.number for item in forward((), LR_GIVEN, other).missing] == ["lr"]
-
-
-def test_a_total_batch_without_accumulation_leaves_the_accumulation_missing() -> None:
-    result = forward((), plan("batch_size", "accum"), report(option("--global-batch-size", "total_batch_size")))
-    assert result.args == ("--global-batch-size", "64")
-    assert [item.number for item in result.missing] == ["accum"]
-
-
-def test_accumulation_follows_from_a_batch_per_step_and_one_per_rank() -> None:
-    script = report(option("--batch", "global_batch_size"), option("--micro-batch", "batch_size"))
-    result = forward((), plan("batch_size", "accum"), script)
-    assert result.args == ("--batch", "128", "--micro-batch", "8")
-    assert result.missing == ()
 
 
 def test_every_known_number_has_a_text() -> None:
@@ -411,7 +392,7 @@ def test_what_the_script_may_train_with_instead_is_said_of_each_number() -> None
 
 def test_ranks_that_may_not_meet_leave_what_is_scaled_by_them_in_doubt() -> None:
     clause = "no process group was seen in what could be read"
-    script = replace(report(option("--lr", "lr")), doubts=(("world_size", clause), ("accum", "no loop")))
+    script = replace(report(LR), doubts=(("world_size", clause), ("accum", "no loop")))
     assert dict(forward((), plan("lr"), script).doubts) == {"world_size": clause, "accum": "no loop"}
     scaled = replace(NUMBERS, base_lr=Resolved(0.1, FLAG))
     assert dict(forward((), plan("lr", numbers=scaled), script).doubts)["lr"] == clause

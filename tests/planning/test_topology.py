@@ -65,24 +65,14 @@ def test_nxm_and_nnodes_may_agree_but_not_contradict() -> None:
 
 
 def test_one_node_leaves_the_port_to_c10d() -> None:
-    assert argv(said(nproc="4")) == [
-        "python",
-        "-m",
-        "torch.distributed.run",
-        "--nnodes=1",
-        "--nproc-per-node=4",
-        "--rdzv-backend=c10d",
-        "--rdzv-endpoint=localhost:0",
-        "--rdzv-id=run-1",
-        "--rdzv-conf=is_host=1",
-        "--local-addr=localhost",
-        "--max-restarts=0",
-        "--",
-        "train.py",
-        "--r=16",
-        "--",
-        "--help",
-    ]
+    assert (
+        argv(said(nproc="4"))
+        == (
+            "python -m torch.distributed.run --nnodes=1 --nproc-per-node=4 --rdzv-backend=c10d "
+            "--rdzv-endpoint=localhost:0 --rdzv-id=run-1 --rdzv-conf=is_host=1 --local-addr=localhost "
+            "--max-restarts=0 -- train.py --r=16 -- --help"
+        ).split()  # noqa: SIM905
+    )
 
 
 @pytest.mark.parametrize(
