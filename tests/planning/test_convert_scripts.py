@@ -138,11 +138,6 @@ def test_what_is_no_launch_is_left_alone(script: str) -> None:
     assert sites_of(script.encode()) == []
 
 
-def test_a_broken_script_is_converted_where_it_is_whole() -> None:
-    data = b"torchrun a.py\n" + b"if [ x; then (( \n" * 3 + b"torchrun b.py\n"
-    assert changed(data, sites_of(data)).startswith(b"ddplaunch run 1 -- a.py\n")
-
-
 def test_what_no_grammar_takes_is_said_once_where_it_stays() -> None:
     data = b"if then fi ((( torchrun a.py\n}}}\ntorchrun b.py\n"
     sites = sites_of(data)

@@ -76,17 +76,6 @@ def test_the_manifest_and_what_is_said_of_it_read_well(call: Call, golden: Golde
     assert (alone.status, alone.out, alone.err) == (0, answer.out, "")
 
 
-def test_a_job_of_several_nodes_has_a_service_by_which_they_meet(call: Call) -> None:
-    service, job = manifest(call, *WORDS, *SCRIPT)
-    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
-    assert (job["spec"]["completions"], job["spec"]["parallelism"], job["spec"]["completionMode"]) == (2, 2, "Indexed")
-    assert pod_of(job)["subdomain"] == service["metadata"]["name"]
-    command = container_of(job)["command"]
-    at = command.index("--nnodes")
-    place = ["2", "--node-rank", "$(JOB_COMPLETION_INDEX)", "--master-addr", "train-0.train", "--"]
-    assert command[at + 1 : at + 7] == place
-
-
 def test_every_flag_stands_where_kubernetes_reads_it(call: Call) -> None:
     service, job = manifest(call, *SMALL, "--nnodes", "2", *EVERYTHING, "--", "train.py")
     pod, container = pod_of(job), container_of(job)

@@ -14,6 +14,7 @@ from ddplaunch.planning.ranks.topology import endpoint, resolve_topology
 from ddplaunch.planning.torchrun import extra_arguments, shared_id, torchrun_argv
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source, value_of
+from tests.planning.sample_launch import words_of
 
 FLAG = Source("flag")
 SCRIPT = Target("script", "train.py", ("--r=16", "--", "--help"))
@@ -65,13 +66,10 @@ def test_nxm_and_nnodes_may_agree_but_not_contradict() -> None:
 
 
 def test_one_node_leaves_the_port_to_c10d() -> None:
-    assert (
-        argv(said(nproc="4"))
-        == (
-            "python -m torch.distributed.run --nnodes=1 --nproc-per-node=4 --rdzv-backend=c10d "
-            "--rdzv-endpoint=localhost:0 --rdzv-id=run-1 --rdzv-conf=is_host=1 --local-addr=localhost "
-            "--max-restarts=0 -- train.py --r=16 -- --help"
-        ).split()  # noqa: SIM905
+    assert tuple(argv(said(nproc="4"))) == words_of(
+        "python -m torch.distributed.run --nnodes=1 --nproc-per-node=4 --rdzv-backend=c10d "
+        "--rdzv-endpoint=localhost:0 --rdzv-id=run-1 --rdzv-conf=is_host=1 --local-addr=localhost "
+        "--max-restarts=0 -- train.py --r=16 -- --help"
     )
 
 
