@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,9 @@ import pytest
 from ddplaunch import __version__
 from ddplaunch.machine.software import probe_plugin
 from ddplaunch.planning.launch import Launch
+from ddplaunch.planning.options import Options
+from ddplaunch.planning.resolve import plugin_settings
+from ddplaunch.planning.settings import Settings
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
 from ddplaunch.values.variable_names import SETTINGS
@@ -56,6 +59,14 @@ def test_plugin_gets_its_settings() -> None:
     more = settings(captured(show="1, 0", verbose=True, grace=90.0, max_restarts=2))
     assert (more["show"], more["verbose"], more["grace_s"], more["max_restarts"]) == ("0,1", True, 90.0, 2)
     assert settings(captured(nnodes="2", node_rank=1, master_addr="10.0.0.1"))["node"] == 1
+
+
+def test_every_option_that_the_plug_in_has_too_reaches_it() -> None:
+    of_their_own = {"run_id", "start", "preload", "show", "ignore"}  # decided, or in another form
+    shared = {field.name for field in fields(Options)} & {*Settings._fields} - of_their_own
+    options = Options(**{name: Resolved(name, Source("flag")) for name in shared})  # type: ignore[arg-type]
+    found = plugin_settings(options, Settings())._asdict()
+    assert len(shared) == 12 and {name: found[name] for name in shared} == {name: name for name in shared}
 
 
 def test_grace_is_torchruns_own_option_where_it_has_one() -> None:
