@@ -116,11 +116,6 @@ def test_newer_and_older_hosts(facts: Facts) -> None:
 def test_values_that_do_not_fit(facts: Facts, path: tuple[str, str], value: object, message: str) -> None:
     data = json.loads(codec.to_json(facts))
     data[path[0]][path[1]] = value
-    with pytest.raises(ValueError, match=message):
-        codec.from_json(json.dumps(data), Facts)
-
-
-@pytest.mark.parametrize("text", ["[]", "{}", "login banner", ""])
-def test_text_that_is_no_facts(text: str) -> None:
-    with pytest.raises(ValueError):
-        codec.from_json(text, Facts)
+    for text in (json.dumps(data), "[]", "{}", "login banner", ""):
+        with pytest.raises(ValueError, match=message if text == json.dumps(data) else ""):
+            codec.from_json(text, Facts)

@@ -63,25 +63,22 @@ def process(proc: Path, pid: int, *, parent: int = 1, command: bytes = b"", envi
 ELASTIC = b"PATH=/bin\0TORCHELASTIC_RUN_ID=none\0"
 
 
-def test_a_worker_whose_torchrun_is_gone_is_an_orphan(tmp_path: Path) -> None:
-    process(tmp_path, 1, parent=0, command=b"/sbin/init\0")
-    process(tmp_path, 70, command=b"python\0-u\0train.py\0", environment=ELASTIC)
-    found = gpu_process(70, 5, str(tmp_path))
-    assert (found.command, found.memory_bytes, found.orphan) == ("python -u train.py", 5, True)
-
-
 @pytest.mark.parametrize(
-    ("init", "parent", "environment"),
+    ("init", "parent", "environment", "orphan"),
     [
-        (b"/sbin/init\0", 69, ELASTIC),  # its parent lives
-        (b"/sbin/init\0", 1, b"NOT_TORCHELASTIC_RUN_ID=x\0"),  # a daemon
-        (b"python\0-m\0torch.distributed.run\0train.py\0", 1, ELASTIC),  # torchrun is process 1 of a container
+        (b"/sbin/init\0", 1, ELASTIC, True),
+        (b"/sbin/init\0", 69, ELASTIC, False),  # its parent lives
+        (b"/sbin/init\0", 1, b"NOT_TORCHELASTIC_RUN_ID=x\0", False),  # a daemon
+        (b"python\0-m\0torch.distributed.run\0train.py\0", 1, ELASTIC, False),  # process 1 of a container
     ],
 )
-def test_no_orphan(tmp_path: Path, init: bytes, parent: int, environment: bytes) -> None:
+def test_a_worker_whose_torchrun_is_gone_is_an_orphan(
+    tmp_path: Path, init: bytes, parent: int, environment: bytes, orphan: bool
+) -> None:
     process(tmp_path, 1, parent=0, command=init)
-    process(tmp_path, 70, parent=parent, command=b"python\0", environment=environment)
-    assert gpu_process(70, None, str(tmp_path)).orphan is False
+    process(tmp_path, 70, parent=parent, command=b"python\0-u\0train.py\0", environment=environment)
+    found = gpu_process(70, 5, str(tmp_path))
+    assert (found.command, found.memory_bytes, found.orphan) == ("python -u train.py", 5, orphan)
 
 
 def test_a_command_is_one_line_and_that_of_a_kernel_thread_its_name(tmp_path: Path) -> None:

@@ -42,9 +42,8 @@ def table(*processes: Process) -> dict[int, Process]:
 RANK = process(20, parent=10, environment={**OURS, **ELASTIC})
 LOADER = process(21, parent=20, session=20, environment={**OURS, **ELASTIC})
 LAUNCHER = process(10, command=TORCHRUN, environment=OURS)
-GUARD = process(
-    11, parent=10, session=10, command=("python", "-c", "from ddplaunch.agent.guard.guard …"), environment=OURS
-)
+GUARDS = ("python", "-c", "from ddplaunch.agent.guard.guard …")
+GUARD = process(11, parent=10, session=10, command=GUARDS, environment=OURS)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +72,7 @@ def test_a_run_is_its_launcher_and_what_that_started() -> None:
     assert runs_in(table(shell, process(31))) == ()
 
 
-def test_a_program_that_a_rank_detached_is_none() -> None:
+def test_a_program_that_a_rank_detached_is_no_rank() -> None:
     of_rank = {**OURS, **ELASTIC, "RANK": "3"}
     rank, detached = process(20, parent=10, environment=of_rank), process(15, start_ticks=90, environment=of_rank)
     for launchers in ((LAUNCHER,), ()):
@@ -136,10 +135,7 @@ LOST = process(20, environment=ELASTIC)
         ((LOST, process(25, parent=10, environment=ELASTIC), process(10, command=TORCHRUN)), set()),  # the run goes on
         ((process(20, environment={**OURS, **ELASTIC}), GUARD), set()),  # it is being ended
         ((process(20, name="tmux: server", command=("tmux",), environment=ELASTIC),), set()),
-        (
-            (process(20, environment={"RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": "1"}),),
-            set(),
-        ),  # by hand, with nohup
+        ((process(20, environment={"RANK": "0", "MASTER_PORT": "1"}),), set()),  # by hand, with nohup
         ((process(20, state="Z", environment=ELASTIC),), set()),
         ((process(20, environment=None),), set()),
         ((process(20, command=TORCHRUN, environment=ELASTIC),), set()),

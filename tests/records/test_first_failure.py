@@ -75,9 +75,7 @@ def test_the_guard(in_order: list[SeenEnd], others: list[SeenEnd], first: int | 
 )
 def test_who_ended_a_rank(one: SeenEnd, by: str | None) -> None:
     assert who_ended(one, seen(0, 1)) == by
-
-
-def test_without_a_first_failure_only_orders_end_ranks() -> None:
+    # without a first failure only orders end ranks
     assert who_ended(seen(1, None, TERM), None) == "itself"
     assert who_ended(seen(1, None, TERM, told_to_end=True), None) == "launcher"
 
@@ -158,12 +156,7 @@ def outcome(node: int, state: Any, *ranks: RankOutcome, before: tuple[RankOutcom
         (outcome(1, "failed", rank(1, 5.0, None, "SIGTERM", "launcher")), 1, None, NodeFailure(9.0, 1, "other")),
         (outcome(1, "failed", rank(1, 5.0, None, "SIGTERM", "launcher")), 1, 15, None),
         (outcome(1, "killed", rank(1, 5.0, None, "SIGTERM", "launcher")), 137, None, NodeFailure(4.0, 1, "torchrun")),
-        (
-            outcome(1, "killed", rank(1, 5.0, 0)),
-            137,
-            15,
-            NodeFailure(8.0, 1, "torchrun"),
-        ),  # after its ranks were through
+        (outcome(1, "killed", rank(1, 5.0, 0)), 137, 15, NodeFailure(8.0, 1, "torchrun")),  # its ranks were through
         (outcome(1, "killed"), 137, 15, NodeFailure(8.0, 1, "torchrun")),
         (outcome(1, "killed"), 137, KILL, None),  # the launcher insisted
         (outcome(1, "terminated"), 143, None, None),
@@ -178,11 +171,8 @@ def test_a_node_s_own_failure(of: Any, status: int, told: int | None, failure: N
 
 
 def test_the_first_of_many_nodes() -> None:
-    lost, torchrun, ranks = (
-        NodeFailure(3.0, 2, "lost"),
-        NodeFailure(3.0, 1, "torchrun"),
-        NodeFailure(4.0, 0, "ranks"),
-    )
+    lost, torchrun = NodeFailure(3.0, 2, "lost"), NodeFailure(3.0, 1, "torchrun")
+    ranks = NodeFailure(4.0, 0, "ranks")
     assert first_node_to_fail((ranks, lost, torchrun)) == torchrun, "at one time, the lower node"
     assert first_node_to_fail((lost, torchrun), interrupted=True) is None
     assert first_node_to_fail((lost, ranks), interrupted=True) == lost
