@@ -1,0 +1,109 @@
+"""Outcomes: written and read back, of other versions, of other nodes, and short for sending."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.explain.diagnosis import Diagnosis, Explanation, RankEnd
+from ddplaunch.records.outcome import (
+    AttemptOutcome,
+    PreviousRun,
+    RankOutcome,
+    RunOutcome,
+    outcome_json,
+    outcome_of,
+    rank_end,
+    read_findings,
+    read_outcome,
+    short_outcome,
+    write_findings,
+    write_outcome,
+)
+from ddplaunch.values.finding import warning
+from ddplaunch.values.resolved import Unavailable
+
+RANKS = tuple(RankOutcome(n, n, "h", 40 + n, None, "SIGKILL", 1.0, 2.0, "itself", ("last",)) for n in range(66))
+WHY = Diagnosis("oom-kill", "likely", "rank 3 was killed", "memory", ("less",), 3, "h")
+ATTEMPTS = (AttemptOutcome(0, 0.0, 1.0, True, None, RANKS[:1]), AttemptOutcome(1, 1.0, 2.0, True, WHY, RANKS))
+TOLD = warning("numbers-differ", "each rank loads 4", why="the plan says 8", fix="look")
+OUTCOME = RunOutcome("r", "h", 1, "failed", 137, 0.0, 2.0, 3, WHY, (), ATTEMPTS, ("note",), (TOLD,), True,
+                     PreviousRun("before", "alike", ("train.py",)), "token")  # fmt: skip
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    assert read_outcome(tmp_path, 1) is None and OUTCOME.last_ranks == RANKS
+    assert write_outcome(tmp_path, OUTCOME) is None
+    assert (tmp_path / "node-1" / "outcome.json").exists() and read_outcome(tmp_path, 1) == OUTCOME
+    assert write_outcome(tmp_path, replace(OUTCOME, node=0)) is None and (tmp_path / "outcome.json").exists()
+    assert OUTCOME.explanation == Explanation(WHY, ()) and replace(OUTCOME, attempts=()).last_ranks == ()
+    assert rank_end(RANKS[3]) == RankEnd(3, "h", None, "SIGKILL", 2.0, "itself", None)
+    assert rank_end(replace(RANKS[3], host="")).host is None
+    assert write_outcome(tmp_path, OUTCOME, tmp_path) == "Is a directory"
+    assert write_outcome(tmp_path, OUTCOME, tmp_path / "\0") == "embedded null byte"
+
+
+def test_an_outcome_is_of_a_launch_unless_both_have_tokens_that_differ() -> None:
+    for mine, launch, same in (
+        ("token", "token", True),
+        ("token", "other", False),
+        ("", "x", True),
+        ("token", "", True),
+    ):
+        assert replace(OUTCOME, launch=mine).is_of(launch) is same
+
+
+@pytest.mark.parametrize(
+    ("left_out", "changes", "read"),
+    [
+        (("host", "node", "started_s", "cascade", "attempts", "run_id"), {}, True),
+        (("state",), {}, False),
+        (("exit_status",), {}, False),
+        (("ended_s",), {}, False),
+        ((), {"exit_status": "137"}, False),
+    ],
+)
+def test_the_least_that_an_outcome_says(
+    tmp_path: Path, left_out: tuple[str, ...], changes: dict[str, object], read: bool
+) -> None:
+    data = {name: value for name, value in outcome_json(OUTCOME).items() if name not in left_out}
+    (tmp_path / "outcome.json").write_text(json.dumps({**data, **changes}))
+    found = read_outcome(tmp_path)
+    if read:
+        assert isinstance(found, RunOutcome)
+        assert (found.run_id, found.host, found.node, found.started_s) == (tmp_path.name, "", 0, found.ended_s)
+    else:
+        assert isinstance(found, Unavailable) and found.reason.startswith("outcome.json")
+    assert (outcome_of({**data, **changes}) is not None) is read
+
+
+def test_words_that_this_version_does_not_know_leave_the_rest(tmp_path: Path) -> None:
+    """How ranks ended still counts; why they did is explained anew."""
+    data = outcome_json(OUTCOME)
+    del data["diagnosis"]
+    old = outcome_of(data)
+    assert old is not None and old.explanation is None and old.attempts == ATTEMPTS
+    newer = outcome_of({**outcome_json(OUTCOME), "diagnosis": {"code": 5}, "attempts": data["attempts"]})
+    assert newer is not None and newer.explanation is None and (newer.findings, newer.previous) == ((), None)
+    assert [(attempt.diagnosis, attempt.ranks) for attempt in newer.attempts] == [(None, RANKS[:1]), (None, RANKS)]
+    (tmp_path / "outcome.json").mkdir()
+    assert isinstance(read_outcome(tmp_path), Unavailable)
+
+
+def test_other_nodes_are_sent_the_last_attempt_of_64_ranks() -> None:
+    sent = outcome_of(short_outcome(OUTCOME))
+    assert sent is not None and (sent.notes, sent.findings, sent.previous) == ((), (), None)
+    ((number, ranks),) = [(attempt.attempt, attempt.ranks) for attempt in sent.attempts]
+    assert number == 1 and ranks == tuple(replace(rank, last_lines=()) for rank in RANKS[:64])
+
+
+def test_findings_of_a_run_that_goes_on(tmp_path: Path) -> None:
+    assert read_findings(tmp_path) == ()
+    write_findings(f"{tmp_path}/node-0", (TOLD,))
+    assert read_findings(tmp_path) == (TOLD,)
+    for text in ('{"schema": 1, "findings": 5}', '{"schema": 1}'):
+        (tmp_path / "node-0" / "observed.json").write_text(text)
+        assert read_findings(tmp_path) == ()
