@@ -23,7 +23,7 @@ _STARTED = re.compile(
     r"|[=#*-]{2,} ?(?!.*\b(?:end|ended|done|exit|status)\b)[^=]"
     r".*(?:\d{4}-\d\d-\d\d[ T]\d\d:\d\d|[A-Z][a-z]{2} [A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d\b.* \d{4}\b)"
 )
-_FAILS = re.compile(r"Traceback|^E\d{4} |closing signal|\(exitcode|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)(?:: |$)")
+FAILS = re.compile(r"Traceback|^E\d{4} |closing signal|\(exitcode|(?:\w+\.)*[A-Z]\w*(?:Error|Exception)(?:: |$)")
 
 
 def last_episode(lines: Sequence[Line], says_something: Callable[[str], bool]) -> int:
@@ -34,4 +34,4 @@ def last_episode(lines: Sequence[Line], says_something: Callable[[str], bool]) -
         return typed[-1]
     started = [at for at, text in enumerate(texts) if _STARTED.match(text)]
     earlier = texts[started[0] : started[-1]] if started else []
-    return started[-1] if any(map(_FAILS.search, earlier)) else 0
+    return started[-1] if any(map(FAILS.search, earlier)) else 0

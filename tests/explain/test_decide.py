@@ -142,6 +142,13 @@ STORE_LOST = (
         # a restart that came through, and one that failed again
         (FLAKY + "rank 0 step 5\nrank 0 step 10\nrank 0 step 15\n", None, None),
         (FLAKY + "resumed from 5\nrank 0 done\n", None, None),
+        # a program that prints its first line again was started again; one that fails again has failed
+        ("attempt 0 of pid 70\n" + FLAKY + "attempt 1 of pid 90\nall is well\n", None, None),
+        ("attempt 0 of pid 70\n" + FLAKY + "all is well\n", "script-exception", 1),
+        ("attempt 0 of pid 70\n" + FLAKY + "attempt 1 of pid 90\n" + FLAKY, "script-exception", 1),
+        # nobody else is there who could have quoted the only line
+        (f'log: "{GPU_FULL}"\n', "cuda-out-of-memory", None),
+        (f'log: "{GPU_FULL}"\n' + STEPS + "done\n", None, None),
         (
             FLAKY + "rank 0 step 5\nrank 0 step 10\n" + lost(0) + failed(-9, 1, 12) + summary((1, -9, 12)),
             "script-exception",

@@ -15,25 +15,15 @@ from ddplaunch.explain.diagnosis import NOTHING_KNOWN, Certainty, RunFacts, User
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.scan import Hit, Scanned
 from ddplaunch.explain.read.trailer import RankExit, exit_code
-from ddplaunch.explain.signatures import Tier
+from ddplaunch.explain.signatures import Tier, patterns
 from ddplaunch.explain.stacks.parse import dumped_calls
 from ddplaunch.values.frozen import dataclass
 
 _ORDER = ("segmentation-fault", "killed", "time-limit", "terminated", "unknown", "aborted")
 _WORD = re.compile(r"[^\W\d]{2,}")
-#: Words in a last line that gives a reason.
-_REASON = re.compile(
-    r"(?i)\b(?:error|fatal|fail(?:s|ed|ure)?|cannot|can't|could not|unable|unknown|invalid|unsupported|missing|must"
-    r"|below|not (?:found|a)|no \w+|nothing|denied|refus\w+|abort\w*|panick?ed|exception|expect\w*"
-    r"|wrong|bad|corrupt(?:ed)?|illegal|broken|too (?:small|large|big|few|many|long|short)|do(?:es)?(?: not|n't)"
-    r"|giv(?:e|es|ing) up|gave up|exceed\w*|mismatch|stop(?:ped)?)\b|^panic: |^[EF]\d{4} "
-)
-#: An error level, or the position of an error in a shell script.
-_LEVEL = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b|\b(?:[Ee]rror|fatal):|^\S+: line \d+: ")
+_REASON, _LEVEL, _REPORTS = patterns("last-words")
 #: Levels of log lines that are not errors.
 _RECORD = re.compile(r"\b(?:DEBUG|INFO|NOTICE)\b")
-#: Lines of launchers that carry no rank's prefix and give no reason.
-_REPORTS = re.compile(r"^Traceback |NCCL INFO |^Failures:|^Root Cause|^Killing subprocess| FAILED$")
 #: Exit statuses of a shell and `env` with their code, and their words for them.
 _OF_SHELL = {126: ("permission-denied", "ermission denied"), 127: ("script-not-found", "No such file or directory")}
 _SIGNALLED = 129  # from here on, a status may be that of a signal

@@ -247,17 +247,7 @@ _FOLLOWS = {
     "rendezvous-failed": ("host-name-unresolvable",),
     "aborted": ("aborted-at-exit",),
 }
-#: Words in exceptions that a machine without a usable GPU causes.
-_OF_A_GPU = re.compile(r"(?i)\b(?:bf16|fp16|gpus?|cuda|supported device)\b")
-#: Typical lines of libraries, compilers and processes that a rank starts, printed before the exception they lead to.
-_VOICES = re.compile(
-    r"NCCL (?:WARN|INFO)|^\[?[EWF]\d* |^\[.*\]\[?[EWF]|\.(?:c|cpp|cc|cu|h|hpp|cuh):\d+|^ERROR: "
-    r"|terminate called|what\(\):"
-)
-_COMPLAINS = re.compile(r"^\S+: line \d+: (?!\d+ )")  # a shell; with a number it reports a killed process
-#: A program's report of an exception that it has caught; it does not begin with a level.
-_CAUGHT = re.compile(r"(?!\W*(?:ERROR|FATAL|CRITICAL|Error|error)\b)\S+ .*\b[A-Z]\w*(?:Error|Exception)\b")
-_WARNED = re.compile(r"\.py:\d+: \w*Warning: ")  # printed by Python's warnings
+_VOICES, _COMPLAINS, _CAUGHT, _OF_A_GPU, _WARNED = patterns("voices")
 #: Exit statuses of ranks that were told to end.
 _ASKED_TO_END = (-15, -2, -1, 143, 130, 129)
 _SURVIVED = 4  # steps; ranks that lost another one make one or two more at most
@@ -324,7 +314,7 @@ def work_went_on(case: Case) -> Holds:
         beside_the_work = failure.side or _WARNED.search(failure.line.text) is not None
         return (
             (is_done and beside_the_work and failure.code not in OUTSIDE)
-            or (failure.quoted and failure.raised is None)
+            or (failure.quoted and failure.raised is None and len(case.scanned.lines) > 1)
             or case.survived(failure.line, not failure.logged, failure.logged or resumed)
         )
 

@@ -11,68 +11,24 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from ddplaunch.explain.diagnosis import RunFacts
+from ddplaunch.explain.episodes import FAILS
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.scan import Scanned
 from ddplaunch.explain.read.trailer import closes_badly
 from ddplaunch.explain.signatures import patterns, say
 from ddplaunch.values.finding import Finding, warning
 
-_DONE = re.compile(
-    r"\b(?<!last )(?<!not )(?<!n't )(?<!failed to )"
-    r"(?!Finished: (?:ABORT|FAIL)|Done waiting |Done\. Your build exited with [1-9]|Completed <exit>)"
-    r"(?!\w+ with (?:an? )?(?:exit |error |non-?zero )?(?:status|code|errors?)\b(?!\W{0,3}0))"
-    r"(?:finished|completed?|done|DONE|Done|succeeded|success|Finished|Completed?|FINISHED|COMPLETED?|saved"
-    r"|Saved|[Tt]otal time|total (?:time )?(?:\d*[.:][\d.:]+|\d+ ?s)|[Tt]ime consumed|End of training|Training time"
-    r"|Results in|best (?:acc|metric|model|val)|exiting normally|exited with code 0|elapsed)\b"
-    r"|(?:训练|训练已)完成|已保存|完了|완료|\b(?:fertig|abgeschlossen|gespeichert|terminée?|terminado|завершено|concluíd[oa]"
-    r"|finalizado|guardado|enregistrée?|zakończon\w+|zapisano|completato|salvato|tamamland\w|kaydedildi|сохранен\w*)\b"
-    r"|100%\||SUCCEEDED|(?:Abort|Destroy) COMPLETE|[Tt]raining (?:is )?over|[Ee]arly[ -]stopp(?:ing|ed)"
-)
-#: The last lines of pytest, unittest, ctest, Go, Rust, JUnit, RSpec and the like if nothing failed.
-_PASSED = re.compile(
-    r"^(?!.*\b[1-9]\d* (?:failed|error)).*\b\d+ passed\b|^OK(?: \(.*\))?$"
-    r"|\b\d+ (?:tests?|examples?|scenarios?|specs?|checks?|cases?)\b.*\b0 (?:failures?|failed|errors?|unexpected)\b"
-    r"|100% tests passed|^ok\s+\S+\s+[\d.]+s$|^PASS$|^Job succeeded$|Tests run: \d+, Failures: 0, Errors: 0"
-)
+_DONE, _PASSED, PROGRESS, _STEP, CHATTER, _DUMPED = patterns("work")
 #: Words that only a test suite or a scheduler says, about all of the work.
 _OVER = re.compile(
     rf"{_PASSED.pattern}|\b(?:COMPLETED|SUCCEEDED|Reporting training SUCCESS|exit_status=0)\b|\bExited \(0\)"
     r"|^Successfully completed\.$|^(?:rc|RC|exit|status)[ =:]+0$"
 )
-#: Steps and epochs in other languages, and rounds of reinforcement learning.
-_FOREIGN = "epoche|schritt|[ée]poque|[ée]tape|[ée]poca|paso|passo|эпоха|шаг|エポック|ステップ|에폭|스텝|(?-i:update)"
-#: A report of steps or of their measurements.
-PROGRESS = re.compile(
-    rf"(?i)(?<![-/])\b(?:epoch|step|iter(?:ation)?|batch|global_step|train|trial|episode|rollout|{_FOREIGN})s?\b(?:\(\w+\))?"
-    r"\W{0,6}\d+|第 ?\d+ ?[轮步]|"
-    r"\d+/\d+ (?:\[\d+:\d\d|\|)|\[ *\d+/\d{3,}\]|"
-    r"^\s*\d+(?:\s+\d+\.\d+){2,}|"  # a row of a table
-    r"(?:\b|_)loss\b\W{0,3}\d|\d+%\||^\[Gloo\] Rank \d+ is connected to \d+ peer"  # torch 2.8: each healthy rank
-)
 #: A number in a line.
 COUNT = re.compile(r"\d[\d.,]*")
-_STEP = re.compile(
-    rf"(?i)(?:(?<![-/])\b(?:epoch|step|it(?:er(?:ation)?)?|batch|episode|rollout|trial|fold|task|attempt|{_FOREIGN})s?\b"
-    r"(?:\(\w+\))?\W{0,6}|第 ?(?=\d+ ?[轮步])|\[ *(?=\d+/\d{3,}\]))(\d+(?:\.\d+)?)"
-)
 _COUNTS = re.compile(r"\s+\[?\d+/\d+\]?\s")
 _PART = re.compile(r"(\d+)\s?/\s?(\d+)")
-#: Lines that libraries, launchers and shells print in any run.
-CHATTER = re.compile(
-    r"warn|Warning|^wandb: (?!.*\(success\))|NCCL (?:INFO(?!.*(?:Abort|Destroy) COMPLETE)|version)|\*{8}"
-    r"|OMP_NUM_THREADS|destroy_process_group|HYDRA_FULL_ERROR=1"
-    r"|^Script (?:started|done) on\b|^```|^(?:srun|slurmstepd[\w.-]*): |^Process finished with exit code (?!0$)"
-    r"|leaked|torch[./]distributed[./](?:elastic|run|launch)|^[WI]\d{4} [\d:.]+ \d+ \S*torch[/_]|^\[W"
-    r"|^frame #|^<omitting|^\W*$"
-    r"|^object (?:address|refcount|type|repr|type name) *: |^lost sys\.stderr$"
-    r"|^(?:[Jj]ob|JOB)(?: \d+)? (?:finished|ended|completed|done|FINISHED) (?:at|on)\b"  # whether it failed or not
-)
 _AGAIN = re.compile(r"(?i)\b(?:re-?start|resum|re-?launch|restor(?:ed|ing)\b)")
-#: Lines of faulthandler's report of a crash.
-_DUMPED = re.compile(
-    r"^(?:Extension modules: |(?:Current thread|Thread) 0x\w+ .*\(most recent call first\)"
-    r"|\s*File \".+\", line \d+ in )"
-)
 #: Codes of lines that launchers and services print only if the work failed.
 _SUMS_UP = frozenset(("launcher-summary", "told-elsewhere", "nccl-watchdog-abort"))
 #: A printed loss of the training, not of a validation.
@@ -159,12 +115,23 @@ def says_failed(scanned: Scanned, work: Work, facts: RunFacts) -> bool:
     if any(_PASSED.search(text) for text in _texts(scanned.lines)[-2:]):
         return False  # a test suite prints failures of other programs
     own_exits = [end for end in scanned.exits if not end.by_agent]
+    if scanned.summary is None and _starts_anew(
+        scanned.lines, max((end.line.at for end in own_exits), default=math.inf)
+    ):
+        return False
     # after an exit, the launcher may have started the ranks again, and they got further
     at_exits = (end.table or not work.went_on(end.line, not work.began_again(end.line)) for end in own_exits)
     if scanned.summary is not None or any(at_exits):
         return True
     summed_up = (hit.line for hit in scanned.hits if hit.signature.code in _SUMS_UP and not hit.quoted)
     return any(not work.went_on(line, uncaught=True) for line in summed_up)
+
+
+def _starts_anew(lines: Sequence[Line], last_exit: float) -> bool:
+    """Return whether the program's first line stands again after the last exit, which a launcher then survived."""
+    first = next((line.text for line in lines if says_something(line.text)), "")
+    repeated = (line for line in lines if line.at > last_exit and COUNT.sub("", line.text) == COUNT.sub("", first))
+    return not (PROGRESS.search(first) or FAILS.search(first)) and any(repeated)
 
 
 def _unfinished(texts: Sequence[str]) -> bool:

@@ -25,33 +25,9 @@ class Speaker(NamedTuple):
 
 
 NOBODY = Speaker()
-# What follows the name of a host that a launcher over several hosts (pdsh, stern) put before a line.
-_BODY = (
-    r"(?:Traceback \(most|  +File \"|\[rank\d+\]|\[default\d+\]|\[\d{4}-\d\d-\d\d|[IWEF]\d{4} \d\d:|\[[EWF]\d* ?[\d:]"
-    r"|nccl\w+Error: |  host +: |  exitcode +: |torch\.distributed\.|\S+:\d+:\d+ \[\d+\] NCCL |slurmstepd: |ssh exited)"
-)
-_NO_HOST = r"(?!(?:srun|slurmstepd|wandb|ERROR|WARNING|INFO|DEBUG|CRITICAL|error|File|[\w.]*(?:Error|Exception)): )"
-_HOST = re.compile(rf"^{_NO_HOST}([A-Za-z][\w.-]*)(?:: |\s*\| ){_BODY}")
-_TASK = re.compile(r"^ {0,3}(?:(?=\d+: )|\[(?=\d+\] ))(\d{1,4})(?:: |\] )")
-_TASK_TELLS = re.compile(rf"{_TASK.pattern}(?:Traceback \(most recent|  File \"|[A-Z]\w*Error: )")
-_STAMP = re.compile(
-    r"^(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?|\d\d:\d\d:\d\d(?:[.,]\d+)?)"
-    r"(?: |$)(?!- \S+ - )"
-)
+_HOST, _TASK, _TASK_TELLS, _STAMP, _ACTOR, _NCCL, _CPP, _BEGINS = patterns("prefixes")
 _BRACKETS = patterns("brackets")
-#: Worker processes of a serving stack or of Ray; the former may name the rank.
-_ACTOR = re.compile(
-    r"^\((?:(?:Worker_TP|VllmWorker rank=|[\w.-]+, rank=)(?P<weak>\d{1,7}),? )?"
-    r"(?:[\w.:=\[\]<>,-]+ )*?pid=(?P<pid>\d{1,10})(?:, ip=(?P<host>[\d.]+))?\) ?"
-)
-_NCCL = re.compile(r"^([\w.-]+):(\d{1,10}):\d+ \[(?:\d+|\[\d+\])\] ?(?=NCCL |\S+:\d+ NCCL |\n?$)")
-_CPP = re.compile(r"\[(?:PG [^\]]*? )?[Rr]ank (\d{1,7})\]")
 _IN_FRONT = (_STAMP, *patterns("in-front"))
-#: How tracebacks and launchers begin their lines; whatever precedes that was added by a service or a viewer.
-_BEGINS = re.compile(
-    r"(?:\[rank\d{1,7}\]: ?|\[default\d{1,7}\]: ?)*(?:Traceback \(most recent call last\)|  File \"[^\"]+\", line \d"
-    r"|[EWI]\d{4} \d\d:\d\d:\d\d\.\d|\{(?=\"(?:[^}]*\")?(?:log|message|msg)\": ?\"))"
-)
 _MOSTLY_ALL = 0.9
 _COLUMN, _MOST_COLUMNS = re.compile(r"^([A-Za-z][\w.-]*?(-\d+)?) +\|(?: |$)"), 8  # docker compose
 _MOST_PREFIXES = 6

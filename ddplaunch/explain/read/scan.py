@@ -12,20 +12,11 @@ from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.read.traceback import Traceback, Tracebacks
 from ddplaunch.explain.read.trailer import RankExit, Trailer
-from ddplaunch.explain.signatures import Signature, Tier, all_signatures
+from ddplaunch.explain.signatures import Signature, Tier, all_signatures, patterns
 from ddplaunch.values.frozen import dataclass
 
-_OPENED = re.compile(r"[\w)\]:,;] *\"[^\"]*$")  # a quote opened inside the text, not at the beginning of a message
-#: Formats that put other messages in quotes: JSON records, and programs that copy many files.
-_LISTS = re.compile(r'"message": "|shutil\.Error: \[')
-#: A comment in a printed script; a Java virtual machine's crash report looks similar.
-_COMMENT = re.compile(r"\s*#+ +(?!.*(?:SIG[A-Z]+ \(|fatal error|insufficient memory|memory allocation))\S")
+_OPENED, _LISTS, _COMMENT, _GOES_ON = patterns("scan")
 _DIGITS, _SPACES = re.compile(r"\d+"), re.compile(r" {2,}")
-_GOES_ON = re.compile(  # lines that follow an exception but are not part of it
-    r"^(?:Traceback|During handling|The above exception|Exception ignored|Error in|Fatal Python|terminate called"
-    r"|--|\s*\+-"
-    r"|(?:\d{4}-\S+ \S+ )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|Process finished|\[|[IWEF]\d{4} )|\(exitcode"
-)
 #: Echoes that contradict causes; the others only say that something failed.
 _SPEAK = frozenset(("step-ended", "store-lost"))
 _NOTES = 6  # lines below an exception; if more follow, they are not part of it

@@ -9,6 +9,7 @@ from dataclasses import replace
 from ddplaunch.explain.diagnosis import Frame, Raised, UserCall, own_frame, user_calls
 from ddplaunch.explain.read.lines import Line, announced_in, names_exception
 from ddplaunch.explain.read.prefixes import Speaker
+from ddplaunch.explain.signatures import patterns
 from ddplaunch.values.frozen import dataclass
 
 _HEADER = re.compile(r"(?:Original |Exception Group )?Traceback \(most recent call last\):?(?: \(RANK \d+\))?\s*$")
@@ -19,21 +20,9 @@ _RAISED = re.compile(
 )
 _GROUP, _GROUPED = re.compile(r"^\s+(?:\+-[-+]+ \d+ -+|[|+] ?)"), re.compile(r"ExceptionGroup$")
 _IMPORTS = re.compile(r"\b(?:ImportError|ModuleNotFoundError|OSError)$")
-_DOES_WITHOUT = re.compile(
-    r"(?i)^(?!.*\b(?:please|pip install|must)\b).*\b(?:instead|fall(?:ing|s)? ?back|disabled|without)\b"
-)
+_DOES_WITHOUT, _IGNORED, _THREAD, _LAUNCHER, _SPAWNER, _LAUNCHES = patterns("tracebacks")
 _FROM_RAY = re.compile(r"\bRayTaskError\(\w+\)$")
 _SPAWNED = re.compile(r"^-- Process (\d+) terminated with the following error:")
-_IGNORED = re.compile(  # the last one: a thread of wandb, in its own log
-    r"^Exception ignored (?:in|while)|^Error in sys\.excepthook|^Error in atexit|^[EW]\w+ +(?!MainThread)\w+ *:\d+ \["
-)
-_THREAD = re.compile(r"^Exception in thread\b|^future: <Task finished ")
-_LAUNCHER = re.compile(
-    r"torch[\\/]distributed[\\/](?:run|launch|launcher[\\/]\w+)\.py|accelerate[\\/]commands|deepspeed[\\/]launcher"
-)
-_SPAWNER = re.compile(r"process \d+ terminated with exit code \d+$|-- Process \d+ terminated")  # before torch 1.8
-#: A command that starts ranks itself; its caller only says that it failed.
-_LAUNCHES = re.compile(r"torch\.distributed\.(?:run|launch)\b|\btorchrun\b|'(?:accelerate', 'launch|deepspeed)'")
 _CHAINED = {
     "During handling of the above exception, another exception occurred": "during",
     "The above exception was the direct cause of the following exception": "cause",

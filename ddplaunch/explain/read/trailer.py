@@ -16,16 +16,8 @@ _SIGNALS = {9: "killed", 11: "segmentation-fault", 6: "aborted", 15: "terminated
 #: Only for negative statuses: programs exit with 128 + these numbers for reasons of their own.
 _RARE_SIGNALS = {3: "terminated", 10: "terminated", 12: "terminated", 24: "time-limit"}
 _FORCED = re.compile(r"Unable to shutdown process (\d+) via")
-_FIELD = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback|msg)\s*: ?(.*)$")
-_ENTRY = re.compile(r"^\[\d+\]:\s*$")
-_RULE = re.compile(r"^[-=*]{10,}$|^Root Cause")
-_RANKS = re.compile(r"(\d+) \(local_rank: (\d+)\)")
+_FIELD, _ENTRY, _RULE, _RANKS, _CODE, _RETURNED, _CLOSES, _CLOSES_WELL = patterns("trailer")
 _SIGNALS_MOST = 64
-_CODE = re.compile(r"(-?\d+) \(pid: (\d+)\)")
-_RETURNED = re.compile(
-    r"(?:exits? with return code = |^Process finished with exit code "
-    r"|Process finished with exit code (?=\d+ \(interrupted by signal ))(?P<code>-?\d+)"  # also in a sentence
-)
 _OF_LAUNCHERS, _EXITS = patterns("exits-of-launchers"), patterns("exits")
 _HOW = {"segmentation fault": 11, "killed": 9, "aborted": 6, "abort": 6, "bus error": 7, "terminated": 15,
         "out of memory": 9, "floating point exception": 8, "illegal hardware instruction": 4}  # fmt: skip
@@ -36,25 +28,7 @@ _TRIGGERS = (
 )
 
 
-#: How unknown services and wrappers say at the end that the work failed: a status, a level, a state, a verb.
-_CLOSES = re.compile(
-    r"\b(?:exit|return)(?:ed|s|ing)?\b.{0,60}?\b(?:codes?|status|value)(?: list)?[:= ]*\[?-?[1-9]\d{0,9}\b"
-    r"|\b(?:error|fatal|critical): (?=\D)|\b(?-i:ERROR|FATAL|CRITICAL)\b(?!S? ?RATE)"
-    r"|\bstatus: failed|\bfailed_[a-z]+\b|\b(?:fails|failed) (?:to|with|job)\b"
-    r"|\b(?:job|run|task|training|workflow|execution|container|process|runner|worker|operation|pipeline|stage|step|setup"
-    r"|command|\d+ / \d+|has|was)(?: \S+)?(?:'s \w+)? (?:failed|crashed|aborted|terminated|killed|interrupted"
-    r"|cancell?ed)\b|\bgiv(?:e|es|ing) up\b|\bgave up\b|\btime[sd]? out\b",
-    re.IGNORECASE,
-)
 _QUOTED = re.compile(r"(?<=[\w)\]:,;] )\"[^\"]*\"")  # an example, or somebody else's words
-_CLOSES_WELL = re.compile(
-    r"\b(?:0|no|none|without|zero)\b[\w\s-]{0,20}\b(?:fail\w*|errors?|crashed|exit code)\b"
-    r"|\b(?:fail\w*|errors?|time[sd]? out|aborted|killed|cancell?ed)\W{0,3}\d"
-    r"|\b(?:success\w*|succeeded|retry\w*|skip\w*|ignor\w*|recover\w*|restart\w*|warn\w*"
-    r"|debug|info|finished in|code 0|own accord|normally|failed over|converge\w*|old one|failed to (?:de|in)crease"
-    r"|failed to improve)\b",
-    re.IGNORECASE,
-)
 
 
 def closes_badly(text: str) -> bool:
