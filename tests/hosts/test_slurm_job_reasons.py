@@ -59,11 +59,6 @@ def test_slurm_is_not_accused_of_what_it_did_not_do(said: str) -> None:
     assert diagnosis("25", parse_job(said), grace_s=30, now_s=NOW_S) is None
 
 
-def test_a_job_that_was_requeued_before_this_run_of_it_is_cancelled_like_any_other() -> None:
-    found = diagnosis("25", JobState("COMPLETING", restarts=2), restarts=2)
-    assert found is not None and "was cancelled" in found.what
-
-
 def test_a_job_of_an_array_asks_after_itself_and_outside_of_slurm_nobody_is_asked(tmp_path: Path) -> None:
     (tmp_path / "scontrol").write_text(f"#!/bin/bash\n[ \"$*\" = 'show job 25_3' ] && echo '{ending('TIMEOUT')}'\n")
     (tmp_path / "scontrol").chmod(0o755)
@@ -89,7 +84,6 @@ def test_a_job_that_starts_again_by_itself_is_not_told_to() -> None:
     fixes = [diagnosis("25", parse_job(ending("TIMEOUT")), grace_s=grace_s, now_s=NOW_S) for grace_s in (0.0, 30.0)]
     once, again = (found.fixes[0] for found in fixes if found is not None)
     assert "or `--requeue --grace 120`" in once and "starts again by itself" in again
-
-
-def test_times_of_slurms_programs() -> None:
+    found = diagnosis("25", JobState("COMPLETING", restarts=2), restarts=2)  # requeued before this run of it
+    assert found is not None and "was cancelled" in found.what
     assert epoch_s(at(NOW_S)) == NOW_S and epoch_s("N/A") is None and epoch_s("Unknown") is None

@@ -128,20 +128,15 @@ print(exported(os.environ, ()).by, "then", exported({**os.environ, "CUDA_VISIBLE
 """
 
 
-@pytest.mark.parametrize("asked", ["--gpus-per-node=2", "--gpus=2", "--gpus-per-task=1", "--gres=gpu:h100:3"])
-def test_the_gpus_that_slurm_shows_are_slurms_and_narrowed_ones_the_shells(
-    cluster: Cluster, place: Path, asked: str
-) -> None:
-    done = cluster.run(["srun", "-N1", "-n1", "-t2", asked, sys.executable, "-c", WHO], place)
-    assert done.stdout.strip() == "Slurm then the shell's environment", done.stderr
+def test_the_gpus_of_a_step_are_slurms_and_a_task_for_each_is_one_rank(cluster: Cluster, place: Path) -> None:
+    for asked in ("--gpus-per-node=2", "--gpus=2", "--gpus-per-task=1", "--gres=gpu:h100:3"):
+        who = cluster.run(["srun", "-N1", "-n1", "-t2", asked, sys.executable, "-c", WHO], place)
+        assert who.stdout.strip() == "Slurm then the shell's environment", who.stderr
 
-
-def test_a_task_for_each_gpu_is_one_rank_with_that_gpu(cluster: Cluster, place: Path) -> None:
     def step(*words: str) -> subprocess.CompletedProcess[str]:
         launch = (sys.executable, "-m", "ddplaunch", "run", "--show", "all", *HERE)
-        return cluster.run(
-            ("srun", "-N1", "--ntasks-per-node=2", *words[:1], *launch, *words[1:]), place, timeout_s=200
-        )
+        argv = ("srun", "-N1", "--ntasks-per-node=2", *words[:1], *launch, *words[1:])
+        return cluster.run(argv, place, timeout_s=200)
 
     done = step("--gpus-per-task=1", "--", "train.py")
     assert done.returncode == 0, done.stdout + done.stderr
