@@ -69,7 +69,9 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
     numbers = compute(request_numbers(completed, topology))
     handed_out = _handed_out(options, numbers, topology, target)
     forwarded = forward(target.args, handed_out, situation.script) if target else Forwarded((), ())
-    final = None if target is None else replace(target, args=forwarded.args)
+    index = situation.environ.get("SLURM_ARRAY_TASK_ID", "{array_index}")  # outside of an array it stays as typed
+    args = tuple(word.replace("{array_index}", index) for word in forwarded.args)
+    final = None if target is None else replace(target, args=args)
     flags = facts.torch if isinstance(facts.torch, Unavailable) else facts.torch.torchrun_flags
     extra = extra_arguments(options.torchrun_arg, flags)
     capture.refuse_absent(options.show, topology.world_size)

@@ -34,7 +34,7 @@ def run_in(environ: dict[str, str], call: Call, monkeypatch: pytest.MonkeyPatch,
     """Run the command in this environment; return what it said, or what it became."""
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    command = ["run", *words, "--", "train.py", "it's"]
+    command = ["run", *words, "--", "train.py", "it's", "--seed={array_index}"]
     monkeypatch.setattr(sys, "argv", ["ddplaunch", *command])
 
     caught: list[Became] = []
@@ -55,7 +55,7 @@ def test_a_batch_script_becomes_one_task_on_each_node(
     became = run_in(BATCH, call, monkeypatch, "--batch-size", "8")
     assert isinstance(became, Became) and became.path.endswith("/bin/srun")
     assert {"--kill-on-bad-exit=1", "--wait=60", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1"} <= set(became.argv)
-    assert became.argv[-6:] == ["run", "--batch-size", "8", "--", "train.py", "it's"]
+    assert became.argv[-7:] == ["run", "--batch-size", "8", "--", "train.py", "it's", "--seed={array_index}"]
 
 
 @pytest.mark.parametrize("environ", [LOGIN, LOGIN | ONE_NODE, BATCH | {"DDPLAUNCH_STEP": "11"}])
@@ -87,6 +87,12 @@ def test_no_step_is_started_where_this_process_is_in_the_right_place(
 ) -> None:
     said = run_in(environ, call, monkeypatch, *words, "--device", "cpu", "--no-checks", "--dry-run")
     assert isinstance(said, Said) and "torch.distributed.run" in said.out and "srun" not in said.out
+
+
+def test_the_index_of_an_array_reaches_the_script(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    for environ, seed in (({}, "'--seed={array_index}'"), (STEP | {"SLURM_ARRAY_TASK_ID": "3"}, "--seed=3")):
+        said = run_in(environ, call, monkeypatch, "--device", "cpu", "--no-checks", "--dry-run")
+        assert isinstance(said, Said) and said.out.rstrip().endswith(f" {seed}"), said
 
 
 def test_a_missing_srun_is_a_finding(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ def save(number, frame):
     open(f"saved-{rank}", "w").close()
     sys.exit(0)
 if sys.argv[1] == "raise":
-    raise RuntimeError("the loss is not finite")
+    raise RuntimeError(f"the loss of seed {sys.argv[2]} is not finite")
 if sys.argv[1] == "wait":
     signal.signal(signal.SIGTERM, save)
     open(f"ready-{rank}", "w").close()
@@ -171,12 +171,14 @@ def test_a_batch_script_without_srun_gets_its_step_and_a_failure_ends_all(cluste
 
 def test_elements_of_an_array_are_explained_by_their_names(cluster: Cluster, place: Path) -> None:
     size = ("1x1", "--gpus-per-node", "1", "--sbatch-arg", "--array=0-1")
-    job = submit(cluster, place, *size, "--", "ends.py", "raise")
+    job = submit(cluster, place, *size, "--", "ends.py", "raise", "{array_index}")
     for element in ("0", "1"):
         cluster.finished(f"{job}_{element}")
     for word, run in ((f"{job}_0", "slurm-"), (f"{job}_1", "slurm-"), (f"slurm-{job}_1.out", f"slurm-{job}")):
         said = cluster.ddplaunch("explain", word, "--json", cwd=place)
         assert json.loads(said.stdout)["run_id"].startswith(run), said.stdout + said.stderr
+        seed = word.removesuffix(".out").rpartition("_")[2]
+        assert f"the loss of seed {seed} is not finite" in said.stdout
     said = cluster.ddplaunch("explain", job, cwd=place)
     assert said.returncode == 2
     words = " ".join(said.stderr.split())
