@@ -1,4 +1,4 @@
-"""The example training: its loss falls, alone and on two ranks, and only a whole checkpoint is left."""
+"""The example training: its loss falls on two ranks, and only a whole checkpoint is left."""
 
 from __future__ import annotations
 
@@ -48,42 +48,3 @@ def test_two_ranks_learn_and_rank_0_alone_speaks_and_saves(tmp_path: Path) -> No
     assert [path.name for path in (tmp_path / "models").iterdir()] == ["char.pt"]
     (other,) = tmp_path.rglob("attempt-0/rank-1.out")
     assert other.read_text() == ""
-
-
-def test_plain_python_trains_one_rank(tmp_path: Path) -> None:
-    output = run(
-        str(EXAMPLE), "--device", "cpu", "--epochs", "1", "--steps-per-epoch", "8", "--log-every", "4", folder=tmp_path
-    )
-    assert "1 x cpu" in output
-    assert len(losses(output)) == 3
-    assert not list(tmp_path.iterdir()), "nothing is written unless --save asks for it"
-
-
-#: Each training is a fork of a process that has imported torch once.
-ONE_AFTER_ANOTHER = """
-import os, runpy, sys
-import torch._dynamo  # an optimizer imports it
-example, *trainings = sys.argv[1:]
-for number, words in enumerate(trainings):
-    if os.fork() == 0:
-        os.dup2(os.open(str(number), os.O_CREAT | os.O_WRONLY), 1)
-        os.dup2(1, 2)
-        sys.argv = [example, *words.split()]
-        runpy.run_path(example, run_name="__main__")
-        sys.exit()
-    print(os.waitstatus_to_exitcode(os.wait()[1]))
-"""
-
-
-def test_accumulation_and_the_seed_decide_the_numbers(tmp_path: Path) -> None:
-    common = "--device cpu --epochs 1 --steps-per-epoch 3 --log-every 1 --batch-size"
-    trainings = ("8 --accum 2", "8 --accum 2", "8 --accum 2 --seed 1", "16", "99999999")
-    statuses = run(
-        "-c", ONE_AFTER_ANOTHER, str(EXAMPLE), *(f"{common} {words}" for words in trainings), folder=tmp_path
-    )
-    assert statuses.split() == ["0", "0", "0", "0", "1"]
-    *printed, too_large = ((tmp_path / str(number)).read_text() for number in range(len(trainings)))
-    first, again, other, whole = map(losses, printed)
-    assert len(first) == 3 and first == again != other
-    assert whole == pytest.approx(first, abs=0.002), "two micro-batches of 8 are the samples of one batch of 16"
-    assert "--batch-size 99999999 is more than a rank's share" in too_large

@@ -137,22 +137,13 @@ def test_modules_are_few_and_shared() -> None:
     assert sum(importers[name] == 1 for name in real()) <= MOST_WITH_ONE_IMPORTER
 
 
-def test_no_two_files_have_one_name() -> None:
-    named = (name for name in real() if not name.endswith("__main__"))
-    stems = Counter(name.rpartition(".")[2] for name in named)
-    twice = [stem for stem, number in stems.items() if number > 1]
-    assert twice == [], "two files of the package have one name: rename yours"
-
-
-def test_no_two_public_classes_have_one_name() -> None:
-    classes = Counter(
-        node.name
-        for tree in modules().values()
-        for node in tree.body
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
-    )
-    twice = [name for name, number in classes.items() if number > 1]
-    assert twice == [], "two public classes of the package have one name: rename yours"
+def test_no_two_files_and_no_two_public_classes_have_one_name() -> None:
+    names = [name.rpartition(".")[2] for name in real() if not name.endswith("__main__")]
+    for tree in modules().values():
+        classes = (node.name for node in tree.body if isinstance(node, ast.ClassDef))
+        names += [name for name in classes if not name.startswith("_")]
+    twice = [name for name, number in Counter(names).items() if number > 1]
+    assert twice == [], "two of the package have one name: rename yours"
 
 
 def test_no_import_goes_in_a_circle() -> None:
@@ -177,15 +168,11 @@ def test_every_module_says_in_a_sentence_what_it_is() -> None:
             assert "refuses to" not in docstring, path
 
 
-def test_what_contributors_read_names_files_that_exist() -> None:
+def test_what_contributors_read_names_what_exists() -> None:
     text = (ROOT.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([\w.-]+/[\w/.-]*)(?::\w+)?`", text))
-    missing = [path for path in named if not ((ROOT.parent / path).exists() or (ROOT / path).exists())]
-    assert len(named) > 50 and [path for path in missing if "NAME" not in path] == []
-
-
-def test_the_walks_of_contributors_name_what_exists() -> None:
-    text = (ROOT.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    absent = [path for path in named if not ((ROOT.parent / path).exists() or (ROOT / path).exists())]
+    assert len(named) > 50 and [path for path in absent if "NAME" not in path] == []
     steps = re.findall(r"`([\w/]+\.py):(\w+)`", text)
     assert len(steps) > 20
     missing = [

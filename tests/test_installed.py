@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,11 +15,6 @@ from tests.hosts.launching import clean_environment
 
 ROOT = Path(__file__).resolve().parent.parent
 DEADLINE_S = 540
-USE = """\
-import ddplaunch
-
-ddplaunch.current().nonsense
-"""
 
 pytestmark = pytest.mark.slow
 
@@ -63,12 +56,7 @@ def wheel(unpacked: Path) -> Path:
 
 
 def test_the_sdist_has_what_its_tests_need(unpacked: Path) -> None:
-    tests = (
-        "tests/test_dependencies.py",
-        "tests/scaling",
-        "tests/checks/test_codes.py",
-        "tests/explain/test_corpus.py",
-    )
+    tests = ("tests/test_dependencies.py", "tests/scaling", "tests/checks/test_codes.py")
     done(sys.executable, "-m", "pytest", "-q", "-m", "not slow", *tests, cwd=unpacked, PYTHONPATH=str(unpacked))
 
 
@@ -86,36 +74,12 @@ def test_the_wheel_has_all_modules_and_its_types(wheel: Path) -> None:
     assert "Description-Content-Type: text/markdown\n" in head and readme.startswith("# ddplaunch\n")
 
 
-@pytest.mark.parametrize("installer", ["pip", "uv", "pipx"])
-def test_what_was_installed_runs(installer: str, wheel: Path, tmp_path: Path) -> None:
+def test_what_was_installed_runs_and_brings_no_second_torch(wheel: Path, tmp_path: Path) -> None:
     python = tmp_path / "env" / "bin" / "python"
-    if installer == "pipx":
-        if find_spec("pipx") is None:
-            pytest.skip("pipx is not installed")
-        homes = {"PIPX_HOME": str(tmp_path / "pipx"), "PIPX_BIN_DIR": str(tmp_path / "bin")}
-        pipx = (
-            sys.executable,
-            "-m",
-            "pipx",
-            "install",
-            "--python",
-            sys.executable,
-            f"--pip-args=-c {ROOT / 'constraints.txt'}",
-        )
-        done(*pipx, wheel, cwd=tmp_path, **homes)
-        python = next((tmp_path / "pipx" / "venvs" / "ddplaunch" / "bin").glob("python"))
-    else:
-        done(sys.executable, "-m", "venv", tmp_path / "env", cwd=tmp_path)
-        if installer == "pip":
-            done(python, "-m", "pip", "install", "--no-deps", "--no-index", wheel, cwd=tmp_path)
-        elif find_spec("uv") is None:
-            pytest.skip("uv is not installed")
-        else:
-            uv = (sys.executable, "-m", "uv", "pip", "install", "--offline", "--no-deps", "--python", python)
-            done(*uv, wheel, cwd=tmp_path)
+    done(sys.executable, "-m", "venv", tmp_path / "env", cwd=tmp_path)
+    done(python, "-m", "pip", "install", "--no-deps", "--no-index", wheel, cwd=tmp_path)
     # What it needs is lent by this environment: a folder of PYTHONPATH brings packages, but no editable ddplaunch.
-    # pipx takes no package whose dependencies are not there, so that its environment has them all.
-    lent = {} if installer == "pipx" else {"PYTHONPATH": next(each for each in sys.path if "site-packages" in each)}
+    lent = {"PYTHONPATH": next(each for each in sys.path if "site-packages" in each)}
     beside = python.parent / "ddplaunch"
     for command in ((beside,), (python, "-m", "ddplaunch")):
         assert "Usage: ddplaunch run" in done(*command, "run", "--help", cwd=tmp_path, **lent)
@@ -124,57 +88,5 @@ def test_what_was_installed_runs(installer: str, wheel: Path, tmp_path: Path) ->
     assert "torch.distributed.run" in shown and str(python.parent) in shown
     where = done(python, "-c", "import ddplaunch; print(ddplaunch.__file__)", cwd=tmp_path, **lent)
     assert Path(where.strip()).is_relative_to(tmp_path)
-    shutil.rmtree(tmp_path)  # with a torch of its own it is large
-
-
-def test_an_older_one_is_replaced_and_nothing_is_left(wheel: Path, unpacked: Path, tmp_path: Path) -> None:
-    older = tmp_path / "older"
-    shutil.copytree(unpacked, older)
-    settings = older / "pyproject.toml"
-    settings.write_text(settings.read_text().replace('\nversion = "', '\nversion = "0.0.', 1))
-    (older / "ddplaunch" / "gone_by_now.py").write_text("")
-    pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index")
-    done(*pip, "-w", tmp_path / "wheels", older, cwd=tmp_path)
-    done(sys.executable, "-m", "venv", tmp_path / "env", cwd=tmp_path)
-    there = (tmp_path / "env" / "bin" / "python", "-m", "pip")
-    done(*there, "install", "--no-deps", "--no-index", next((tmp_path / "wheels").glob("*.whl")), cwd=tmp_path)
-    assert list((tmp_path / "env").rglob("gone_by_now.py"))
-    done(*there, "install", "--no-deps", "--no-index", wheel, cwd=tmp_path)
-    assert not list((tmp_path / "env").rglob("gone_by_now*")) and list((tmp_path / "env").rglob("ddplaunch-*"))
-    done(*there, "uninstall", "--yes", "ddplaunch", cwd=tmp_path)
-    assert list((tmp_path / "env").rglob("*ddplaunch*")) == []
-
-
-@pytest.mark.parametrize("installer", ["pip", "uv"])
-def test_no_second_torch_is_brought_where_there_is_one(installer: str, wheel: Path, tmp_path: Path) -> None:
-    if installer == "uv":
-        if find_spec("uv") is None:
-            pytest.skip("uv is not installed")
-        command = [sys.executable, "-m", "uv", "pip", "install", "--dry-run", "--offline", "--python", sys.executable]
-    else:
-        command = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-index"]
-    ended = subprocess.run(
-        [*command, str(wheel)],
-        cwd=tmp_path,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
-    said = ended.stdout + ended.stderr
-    assert ended.returncode == 0, said
-    wanted = [line for line in said.splitlines() if line.startswith(("Would install", " + "))]
-    assert not any("torch" in line for line in wanted), said
-
-
-def test_type_checkers_see_its_types(wheel: Path, tmp_path: Path) -> None:
-    with zipfile.ZipFile(wheel) as packed:
-        packed.extractall(tmp_path / "site")
-    (tmp_path / "use.py").write_text(USE)
-    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "use.py"]
-    environment = {**clean_environment(), "MYPYPATH": str(tmp_path / "site")}
-    ended = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
-    assert 'has no attribute "nonsense"' in ended.stdout, ended.stdout
-    assert ended.stdout.count("error:") == 1, ended.stdout
+    here = (sys.executable, "-m", "pip", "install", "--dry-run", "--no-index", wheel)
+    assert "torch" not in done(*here, cwd=tmp_path).partition("Would install")[2]

@@ -78,10 +78,3 @@ def test_it_installs_once_and_again_only_after_a_change(clone: Path) -> None:
     ready(clone, ".[dev]")
     assert installs() == [".", ".[dev]", ".[dev]"]
     assert all(" -c constraints.txt " in line and " -e " in line for line in asked.read_text().splitlines())
-
-
-def test_a_failed_installation_is_tried_again(clone: Path) -> None:
-    program(clone / ".venv" / "bin" / "python", 'case "$*" in *install*) echo x >>.venv/asked; exit 1;; esac')
-    assert ready(clone, ".").returncode != 0
-    assert ready(clone, ".").returncode != 0
-    assert (clone / ".venv" / "asked").read_text() == "x\nx\n"

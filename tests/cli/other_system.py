@@ -1,13 +1,17 @@
-"""Makes this interpreter as poor as one on macOS or Windows, then runs ddplaunch: ``other_system.py SYSTEM WORDS``.
+"""Makes this interpreter as poor as one on macOS or Windows, then runs ddplaunch: ``other_system.py SYSTEM LINES``.
+
+LINES are JSON, a list of command lines; what each ended with and printed is printed as a line of JSON.
 
 Loaded before: what the standard library and others need of Linux to be imported here.
 """
 
 import asyncio
 import builtins
+import contextlib
 import ctypes
 import importlib.abc
 import io
+import json
 import multiprocessing
 import os
 import select
@@ -131,4 +135,12 @@ if __name__ == "__main__":
     poorer(sys.argv[1])
     from ddplaunch.cli.main import main
 
-    main(sys.argv[2:])
+    for words in json.loads(sys.argv[2]):
+        shown = io.TextIOWrapper(io.BytesIO(), encoding=sys.stdout.encoding, errors="strict")
+        try:
+            with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
+                main(words)
+        except SystemExit as end:
+            shown.flush()
+            text = shown.buffer.getvalue().decode(sys.stdout.encoding)  # type: ignore[attr-defined]
+            print(json.dumps([end.code, text]))

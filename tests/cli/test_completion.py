@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.cli.parsing.command import COMMANDS, command_named, options_of
+from ddplaunch.cli.parsing.command import command_named, options_of
 from ddplaunch.cli.parsing.completion import _SOURCES as SOURCES
 from ddplaunch.cli.parsing.completion import ASKED
 from ddplaunch.planning.flag import TYPES
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source
-from tests.cli.cli_calls import Call, call, folder, spawn
+from tests.cli.cli_calls import Call, call, folder
 from tests.conftest import skip
 from tests.records.fake_runs import record
 
@@ -69,11 +69,6 @@ def test_words(offered: Offers, folder: Path, line: str, words: list[str]) -> No
     assert offered(line) == words
 
 
-def test_long_help_of_an_option_is_one_line(folder: Path) -> None:
-    done = spawn([], folder, asked("ddplaunch run --batch-"))
-    assert first_words(done.stdout.decode()) == ["--batch-size", "--batch-option"] and not done.stderr
-
-
 def test_runs_are_those_of_the_directory(offered: Offers, folder: Path) -> None:
     own = f"{os.getpid()}-{time.monotonic_ns()}"  # live runs of the whole machine are offered, those of other tests too
     trial = {"schema": 1, "environment": {"DDPLAUNCH_TRIAL": f"fit-{own}/2"}}
@@ -84,12 +79,14 @@ def test_runs_are_those_of_the_directory(offered: Offers, folder: Path) -> None:
     assert offered(f"ddplaunch stop {own}") == []  # it does not run
 
 
-def test_what_is_broken_offers_nothing(offered: Offers, folder: Path) -> None:
+def test_what_is_broken_offers_nothing(offered: Offers, folder: Path, call: Call) -> None:
+    said = call("--install-completion", "tcsh")
+    assert said.status == 2 and "completion is there for bash, zsh, fish" in said.err
     (folder / "ddplaunch.toml").write_text("][")
     assert offered("ddplaunch run --profile ") == []
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", ["run", "submit", "doctor"])
 def test_what_is_offered_is_accepted(name: str) -> None:
     own = {option.name for option in command_named(name).options}
     for option in options_of(name):
@@ -102,24 +99,6 @@ def test_what_is_offered_is_accepted(name: str) -> None:
                 option.parsed(Resolved(TYPES.get(option.kind, (str,))[0](word), Source("flag")))
             except UsageError as refused:
                 raise AssertionError(f"{option.flag} {word} is offered and refused") from refused
-
-
-def test_a_shell_that_is_not_known(call: Call) -> None:
-    for words in (["--install-completion", "tcsh"], ["--install-completion=tcsh"], ["--install-completion"]):
-        said = call(*words)
-        text = " ".join(said.err.split())
-        assert said.status == 2 and "names no shell that ddplaunch completes in" in text
-        assert "completion is there for bash, zsh, fish" in said.err and "-completion bash`" in text
-
-
-def _environment(home: Path) -> dict[str, str]:
-    return {
-        "HOME": str(home),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(PACKAGE),
-        "TERM": "xterm",
-        "LC_ALL": "C.UTF-8",
-    }
 
 
 def _complete_in_tmux(
@@ -165,7 +144,8 @@ def test_a_real_shell_completes(folder: Path, shell: str) -> None:
         skip("tmux is not installed: nobody holds the terminal")
     home = folder / "home"
     home.mkdir()
-    environ = _environment(home)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environ = {"HOME": str(home), "PATH": path, "PYTHONPATH": str(PACKAGE), "TERM": "xterm", "LC_ALL": "C.UTF-8"}
     installed = subprocess.run(
         ["ddplaunch", "--install-completion", shell], env=environ, capture_output=True, text=True, check=False
     )
@@ -183,8 +163,9 @@ def test_a_real_shell_completes(folder: Path, shell: str) -> None:
     if shell != "fish":
         _complete_in_tmux([shell, "-i"], environ, folder, lines)
         return
+    lines["ddplaunch run --batch-"] = "--batch-size\n--batch-option"  # a long help is one line
     for typed, wanted in lines.items():  # fish has a command that completes a line
-        asked = subprocess.run(
+        answer = subprocess.run(
             ["fish", "-c", f"complete -C '{typed}'"],
             env=environ,
             cwd=folder,
@@ -192,6 +173,4 @@ def test_a_real_shell_completes(folder: Path, shell: str) -> None:
             text=True,
             check=True,
         )
-        assert [line.partition("\t")[0] for line in asked.stdout.splitlines()] == [str(wanted).rpartition(" ")[2]], (
-            typed
-        )
+        assert first_words(answer.stdout) == str(wanted).rpartition(" ")[2].splitlines(), typed

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from ddplaunch.cli.configuration import merge, said_in_profile, said_in_table
+from ddplaunch.cli.configuration import merge, said_in_table
 from ddplaunch.planning.options import parse_options
 from ddplaunch.values.resolved import Resolved, Source
 
@@ -23,18 +21,6 @@ def test_a_table_sets_options_with_their_source() -> None:
     assert options.base_lr == Resolved(1.0, source)
     assert options.data == (Resolved("a", source), Resolved("b", source))
     assert options.stacks == Resolved(False, source)
-
-
-def test_nproc_may_be_written_as_a_number() -> None:
-    assert parse_options(said_in_table({"nproc": 4}, "f")).nproc == Resolved(4, Source("profile", "f"))
-
-
-def test_a_profile_wins_over_the_base_and_flags_over_both() -> None:
-    document = {"batch-size": 4, "accum": 2, "profiles": {"big": {"batch-size": 16}}}
-    chosen = said_in_profile(document, "big", "ddplaunch.toml")
-    assert chosen["batch_size"] == Resolved(16, Source("profile", "ddplaunch.toml, big"))
-    assert chosen["accum"].value == 2
-    assert merge({"batch_size": Resolved(32, FLAG)}, chosen)["batch_size"] == Resolved(32, FLAG)
 
 
 @pytest.mark.parametrize(
@@ -62,18 +48,9 @@ def test_scaling_stays_where_a_warmup_is_left_to_scale() -> None:
     assert "base_lr" not in merged and "lr_scaling" in merged
 
 
-def test_two_profiles_say_one_learning_rate_and_the_named_one_wins() -> None:
-    document = {"lr": 1e-3, "profiles": {"big": {"lr": 1e-2}}}
-    assert parse_options(said_in_profile(document, "big", "f")).lr == Resolved(1e-2, Source("profile", "f, big"))
-
-
 def test_repeatable_options_are_joined_and_the_flag_comes_last() -> None:
     first = {"env": (Resolved("A=flag", FLAG),)}
-    second = said_in_table({"env": ["A=file"]}, "f")
-    assert [item.value for item in parse_options(merge(first, second)).env] == [("A", "file"), ("A", "flag")]
-
-
-@given(st.text(st.characters(codec="utf-8", exclude_characters="\0")))
-def test_any_value_arrives_unharmed(value: str) -> None:
-    (pair,) = parse_options({"env": (Resolved(f"NAME={value}", FLAG),)}).env
-    assert pair.value == ("NAME", value)
+    second = said_in_table({"env": ["A= =\n\x1b'é"], "nproc": 4}, "f")
+    options = parse_options(merge(first, second))
+    assert [item.value for item in options.env] == [("A", " =\n\x1b'é"), ("A", "flag")]
+    assert options.nproc == Resolved(4, Source("profile", "f"))

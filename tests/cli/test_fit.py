@@ -123,30 +123,6 @@ def test_an_effective_batch_is_kept_exactly(tmp_path: Path) -> None:
     assert f" --batch-size {command['batch']} --accum {12 // command['batch']} -- train.py" in text
 
 
-def test_a_batch_that_never_fits(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TRAINING.replace("MODEL", MODELS["linear"]).replace("1 << 18", "1 << 24"))
-    done, found = fit(tmp_path, "1", "--device", "cpu", "--memory", "400MiB", "--batch-size", "2")
-    assert done.returncode == 1
-    assert found["problem"]["code"] == "batch-never-fits" and found["best"] is None
-    assert [each["tried"]["batch"] for each in found["trials"]][-1] == 1
-
-
-def test_a_script_that_takes_no_batch_is_said_at_once(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import torch\nprint(torch.zeros(1))\n")
-    done, _ = fit(tmp_path, "1", "--device", "cpu")
-    assert done.returncode == 4 and "error[batch-not-taken]" in done.stderr
-    assert not (tmp_path / ".ddplaunch").exists()
-
-
-def test_another_failure_is_said_at_once_with_its_diagnosis(tmp_path: Path) -> None:
-    broken = TRAINING.replace("MODEL", MODELS["linear"] + "print(undefined)\n")
-    (tmp_path / "train.py").write_text(broken)
-    done, found = fit(tmp_path, "1", "--device", "cpu", "--memory", "1GiB")
-    assert done.returncode == 1
-    assert found["problem"]["code"] == "trial-failed" and "undefined" in found["problem"]["what"]
-    assert found["trials"] == []
-
-
 def test_a_script_that_trains_another_batch_than_it_is_given(tmp_path: Path) -> None:
     wrong = TRAINING.replace("MODEL", MODELS["linear"]).replace(
         "(data, args.batch_size,", "(data, min(3, args.batch_size),"
@@ -165,15 +141,6 @@ def test_a_script_that_ends_early_has_its_memory_measured(tmp_path: Path) -> Non
     assert found["trials"][0]["note"] == "it ended after 1 step"
     assert found["best"]["peak_bytes"] > 100 << 20
     assert 32 <= found["best"]["batch"] <= found["most"] == 40
-
-
-def test_no_batch_is_tried_that_a_script_without_a_loader_did_not_fill(tmp_path: Path) -> None:
-    short = TRAINING.replace("MODEL", MODELS["linear"]).replace("step < 400", "step < 1")
-    short = short.replace("torch.utils.data.DataLoader(data, args.batch_size, sampler=sampler, drop_last=True)", "LIST")
-    (tmp_path / "train.py").write_text(short.replace("LIST", "[(data.tensors[0][: args.batch_size],)]"))
-    done, found = fit(tmp_path, "1", "--device", "cpu", "--memory", "1GiB", "--batch-size", "16", "--timeout", "3m")
-    assert done.returncode == 0, done.stderr
-    assert [each["tried"]["batch"] for each in found["trials"]] == [found["most"]] == [16]
 
 
 def test_a_batch_larger_than_the_data_is_not_waited_for(tmp_path: Path) -> None:

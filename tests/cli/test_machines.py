@@ -30,13 +30,6 @@ def plan(folder: Path, environment: dict[str, str], *words: str) -> dict[str, An
     return {**{each["name"]: each["value"] for each in document["environment"]}, "notes": document["notes"]}
 
 
-@pytest.mark.parametrize(("gpus", "chosen"), [("free:4", "0,1,2,3"), ("5,1", "5,1"), ("free", "0,1,2,3")])
-def test_gpus_of_a_launch(folder: Path, fake_nvml: FakeNvml, gpus: str, chosen: str) -> None:
-    variables = plan(folder, fake_nvml.environment(8), str(len(chosen.split(","))), "--gpus", gpus)
-    assert variables["CUDA_VISIBLE_DEVICES"] == chosen and variables["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    assert variables["notes"] == []
-
-
 def test_gpus_count_within_what_is_visible_and_the_plan_says_so(folder: Path, fake_nvml: FakeNvml) -> None:
     environment = {**fake_nvml.environment(8), "CUDA_VISIBLE_DEVICES": "6,7"}
     variables = plan(folder, environment, "1", "--gpus", "1")
@@ -48,7 +41,7 @@ def test_gpus_count_within_what_is_visible_and_the_plan_says_so(folder: Path, fa
     assert b"note" in shown.stdout and b"counts positions in CUDA_VISIBLE_DEVICES=6,7" in shown.stdout
 
 
-@pytest.mark.parametrize(("words", "places"), [((), 8), (("--gpus", "0,3,5"), 3), (("--gpus", "free:2"), 2)])
+@pytest.mark.parametrize(("words", "places"), [(("--gpus", "free:2"), 2)])
 def test_scale_counts_the_gpus_that_a_launch_would_take(
     folder: Path, fake_nvml: FakeNvml, words: tuple[str, ...], places: int
 ) -> None:
@@ -62,10 +55,7 @@ def test_scale_counts_the_gpus_that_a_launch_would_take(
     ("words", "status", "code"),
     [
         (["9"], 4, "more-processes-than-gpus"),
-        (["4", "--gpus", "0,1"], 4, "more-processes-than-gpus"),
-        (["2", "--gpus", "7,8"], 4, "gpu-not-found"),
         (["9", "--gpus", "free:9"], 4, "gpus-too-few"),
-        (["2", "--gpus", ""], 2, "gpus-invalid"),
     ],
 )
 def test_gpus_that_are_not_there(folder: Path, fake_nvml: FakeNvml, words: list[str], status: int, code: str) -> None:
@@ -89,7 +79,7 @@ def torchless(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("words", "status"), [(["run", "2"], 4), (["doctor", "2"], 1), (["plan", "2"], 0)])
+@pytest.mark.parametrize(("words", "status"), [(["run", "2"], 4), (["doctor", "2"], 1)])
 def test_torch_is_missing(folder: Path, torchless: dict[str, str], words: list[str], status: int) -> None:
     command = [sys.executable, "-S", "-m", "ddplaunch", *words, "--", "train.py"]
     environment = {**os.environ, **torchless}
@@ -107,17 +97,3 @@ def test_a_record_that_cannot_be_written_stops_nothing(folder: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert result.stdout.count(b"rank ") == 1  # rank 0 alone is shown
     assert b"record  none: " in result.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.root
-def test_a_read_only_working_directory(folder: Path) -> None:
-    command = f"mount --bind {folder} {folder} && mount -o remount,ro,bind {folder} && cd {folder} && "
-    command += f"{sys.executable} -m ddplaunch run 2 -- train.py"
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    result = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", command], env=environment, capture_output=True, timeout=240, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count(b"rank ") == 1 and b"Read-only file system" in result.stderr
-    assert sorted(path.name for path in folder.iterdir()) == ["train.py"]

@@ -64,12 +64,6 @@ def test_every_rank_is_waited_for(tmp_path: Path) -> None:
     assert steps.measured(measure).samples_per_s == pytest.approx(160) and steps.measured(measure).settled
 
 
-def test_what_is_warmup_is_left_out(tmp_path: Path) -> None:
-    write(tmp_path, 0, [None, *[5.0, 4.0, 3.0, 2.0, 1.0], *[0.1] * 60])
-    steps = followed(tmp_path)
-    assert steps.measured(Measure(steps=20)).ranks[0].slowest_s == pytest.approx(0.1)
-
-
 def test_steps_that_do_not_settle_are_measured_all_the_same_and_said(tmp_path: Path) -> None:
     moving = [None, *[0.1 * 1.2 ** (number // 2) for number in range(60)]]
     write(tmp_path, 0, moving[:50])

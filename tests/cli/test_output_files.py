@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from pathlib import Path
 
 import pytest
 
-from ddplaunch import cli as cli_package
-from ddplaunch.cli.commands.afterwards import report as report_module
 from ddplaunch.cli.parsing.command import COMMANDS, options_of
 from tests.cli.cli_calls import TRAIN, Call, call, folder
 from tests.cli.test_report_page import record
@@ -36,75 +33,33 @@ def test_each_option_that_takes_a_file_reads_it_or_is_of_the_kind_that_is_guarde
     assert OUTPUTS == [("report", "--output")]
 
 
-def test_no_command_opens_a_file_to_write_by_itself() -> None:
-    """Those that do write where no option points; `init` writes new files alone."""
-    writes = re.compile(r"""\.write_text\(|(?<!fd)open\([^)\n]*["'][wax]b?["']""")
-    cli = Path(cli_package.__file__).parent
-    found = {path.name for path in cli.rglob("*.py") if writes.search(path.read_text(encoding="utf-8"))}
-    assert found == {"completion.py", "streams.py", "init.py"}
-
-
-@pytest.mark.parametrize(("command", "flag"), OUTPUTS)
-def test_a_training_script_is_left_as_it_is(command: str, flag: str, run: Call, folder: Path) -> None:
-    said = run(command, flag, "train.py")
-    assert said.status == 2 and "error[output-not-written]: `train.py` exists and is not" in said.err
-    assert "`--force`" in said.err and (folder / "train.py").read_text() == TRAIN
-
-
-@pytest.mark.parametrize(("command", "flag"), OUTPUTS)
-def test_an_earlier_file_of_the_same_kind_is_replaced_and_keeps_its_mode(
-    command: str,
-    flag: str,
-    run: Call,
-    folder: Path,
-) -> None:
+def test_an_earlier_file_of_the_same_kind_is_replaced_and_keeps_its_mode(run: Call, folder: Path) -> None:
     out, link = folder / "out", folder / "link"
-    assert run(command, flag, "out").status in (0, 1)
+    assert run("report", "--output", "out").status in (0, 1)
     out.chmod(0o640)
     first, inode = out.read_text(), out.stat().st_ino
     out.write_text(first + "older\n")
     link.symlink_to("out")
-    assert run(command, flag, "link").status in (0, 1)
+    assert run("report", "--output", "link").status in (0, 1)
     assert link.is_symlink() and not out.read_text().endswith("older\n")
     assert stat.S_IMODE(out.stat().st_mode) == 0o640 and out.stat().st_ino != inode  # a new file in one step
     assert {each.name for each in folder.iterdir()} == {".ddplaunch", "train.py", "out", "link"}
 
 
-@pytest.mark.parametrize(("command", "flag"), OUTPUTS)
-def test_force_replaces_a_file_and_nothing_else(command: str, flag: str, run: Call, folder: Path) -> None:
+def test_force_replaces_a_file_and_nothing_else(run: Call, folder: Path) -> None:
+    said = run("report", "--output", "train.py")
+    assert said.status == 2 and "error[output-not-written]: `train.py` exists and is not" in said.err
+    assert "`--force`" in said.err and (folder / "train.py").read_text() == TRAIN
     (folder / "train.py").chmod(0o751)
-    assert run(command, flag, "train.py", "--force").status in (0, 1)
+    assert run("report", "--output", "train.py", "--force").status in (0, 1)
     assert (folder / "train.py").read_text() != TRAIN
     assert stat.S_IMODE((folder / "train.py").stat().st_mode) == 0o751
     os.mkfifo(folder / "pipe")
     (folder / "broken").symlink_to("missing")
     (folder / "loop").symlink_to("loop")
-    kinds = {"pipe": "is not a regular file", "broken": "is a link that leads nowhere", "loop": "is not a regular file"}
-    kinds |= {
-        ".": "is not a regular file",
-        "/dev/null": "is not a regular file",
-        "no/such": "there is no directory `no`",
-    }
+    kinds = dict.fromkeys(("pipe", "loop", ".", "/dev/null"), "is not a regular file")
+    kinds |= {"broken": "is a link that leads nowhere", "no/such": "there is no directory `no`"}
     for name, problem in kinds.items():
-        said = run(command, flag, name, "--force")
+        said = run("report", "--output", name, "--force")
         assert said.status == 2 and problem in " ".join(said.err.split()), name
     assert not (folder / "missing").exists() and Path("/dev/null").is_char_device()
-
-
-@pytest.mark.parametrize(("command", "flag"), OUTPUTS)
-def test_it_is_decided_before_anything_is_gathered(
-    command: str, flag: str, run: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def gathered(*_: object, **__: object) -> None:
-        raise AssertionError("something was gathered")
-
-    monkeypatch.setattr(report_module, "with_what_hosts_have", gathered)
-    assert run(command, flag, "train.py").status == 2
-
-
-def test_the_name_that_a_report_gets_by_itself_is_guarded_too(run: Call, folder: Path) -> None:
-    page = folder / "ddplaunch-first.html"
-    page.write_text("notes")
-    assert run("report").status == 2 and page.read_text() == "notes"
-    page.unlink()
-    assert run("report").status == run("report").status == 0

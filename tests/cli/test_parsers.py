@@ -49,7 +49,7 @@ def command_lines(draw: st.DrawFn) -> tuple[str, list[str]]:
     return command, [word for part in draw(st.lists(st.one_of(pairs, alone), max_size=6)) for word in part]
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(command_lines())
 def test_quick_and_typer_agree(line: tuple[str, list[str]]) -> None:
     command, words = line
@@ -75,21 +75,20 @@ def test_quick_does_not_leave_everything_to_typer() -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "batch_size", "forward"),
     [
-        ["--dry-run", "--dry-run"],
-        ["--forward", "--forward"],
-        ["--forward", "--no-forward"],
-        ["--batch-size", "8", "--batch-size=16"],
-        ["--env", "A=1", "--env", "A=2"],
-        ["--env", "--batch-size", "--batch-size", "8"],
+        (["--dry-run", "--dry-run", "--forward", "--forward"], None, True),
+        (["--forward", "--no-forward"], None, False),
+        (["--batch-size", "8", "--batch-size=16", "--env", "A=1", "--env", "A=2"], "16", None),
+        (["--env", "--batch-size", "--batch-size", "8"], "8", None),
     ],
 )
-def test_the_last_of_what_takes_one_value_counts(words: list[str]) -> None:
+def test_the_last_of_what_takes_one_value_counts(
+    words: list[str], batch_size: str | None, forward: bool | None
+) -> None:
     values = parse_with_typer(["run", "2", *words])
-    assert values is not None and values["batch_size"] == ("16" if "--batch-size=16" in words else values["batch_size"])
-    assert values["forward"] is (False if "--no-forward" in words else values["forward"])
-    assert values is not None and parse("run", ["2", *words]) in (None, values)
+    assert values is not None and (values["batch_size"], values["forward"]) == (batch_size, forward)
+    assert parse("run", ["2", *words]) in (None, values)
 
 
 @dataclass(frozen=True)
@@ -125,13 +124,8 @@ def test_a_new_field_is_a_flag_of_both_parsers_and_a_key_of_profiles(
 @pytest.mark.usefixtures("longer")
 def test_a_new_field_reaches_the_nodes_of_a_job_and_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     said = {"nap": Resolved("2m", Source("flag", "--nap"))}
-    assert run_words(TypedLaunch(said), Submission("a", "train.py", 1), ["train.py"]) == (
-        "run",
-        "--nap",
-        "2m",
-        "--",
-        "train.py",
-    )
+    words = run_words(TypedLaunch(said), Submission("a", "train.py", 1), ["train.py"])
+    assert words == ("run", "--nap", "2m", "--", "train.py")
     monkeypatch.setattr("ddplaunch.planning.hosts_plan.Options", Longer)
     assert options_from_json(options_json(parse_options(said))) == parse_options(said)
 
@@ -144,9 +138,8 @@ def test_values_of_a_commands_own_flags_are_numbers_and_seconds() -> None:
 
     assert typed("stop", ["--grace", "2m"])["grace"] == 120.0
     assert typed("run", ["--join-timeout=0"])["join_timeout"] == 0.0
-    assert (
-        typed("submit", ["--nodes", "2", "--setup", "a"]).items() >= {"nodes": 2, "setup": ["a"], "mem": None}.items()
-    )
+    submitted = typed("submit", ["--nodes", "2", "--setup", "a"])
+    assert (submitted["nodes"], submitted["setup"], submitted["mem"]) == (2, ["a"], None)
     for wrong in ("soon", "-1"):
         with pytest.raises(UsageError, match="is not a length of time"):
             typed("run", [f"--join-timeout={wrong}"])
@@ -155,11 +148,6 @@ def test_values_of_a_commands_own_flags_are_numbers_and_seconds() -> None:
 @pytest.mark.parametrize(
     ("line", "what", "fix"),
     [
-        (
-            "run 2 --batchsize 8 -- train.py",
-            "no such option: `--batchsize`",
-            "`ddplaunch run --help` lists the options",
-        ),
         ("run 2 --batchsize 8 -- train.py", "--batch-size", "what belongs to the script goes after `--`"),
         ("run 2 --epochs=8 -- train.py", "no such option: `--epochs`", "to torchrun into `--torchrun-arg=…`"),
         ("run --nproc_per_node=4 -- train.py", "no such option: `--nproc_per_node`", "`ddplaunch run 4 -- train.py`"),

@@ -21,6 +21,7 @@ from ddplaunch.planning.flag import DeviceWord
 from ddplaunch.planning.options import Options
 from ddplaunch.values.resolved import Resolved, Source
 from tests.cli.cli_calls import Call, call
+from tests.cli.test_scale import PLANTED
 
 __all__ = ["call"]
 
@@ -52,14 +53,15 @@ def test_trackers_reach_for_no_server(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "WANDB_MODE" not in place.variables
 
 
-def test_trials_on_other_machines_change_files_only_where_that_is_asked_for(
-    folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_tried_is_said_at_once(folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "other.py").write_text("import torch\nprint(torch.zeros(1))\n")
+    refused = call("fit", "1", "--device", "cpu", "--", "other.py")
+    assert refused.status == 4 and "error[batch-not-taken]" in refused.err
     for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1"}.items():
         monkeypatch.setenv(name, value)
     refused = call("fit", "1", "--device", "cpu", "--", "train.py")
-    assert refused.status == 4 and "error[trial-refused]: trials cannot be kept from changing files here" in refused.err
-    assert "`--in-place`" in refused.err
+    assert refused.status == 4 and "trials cannot be kept from changing files here" in refused.err
+    assert "`--in-place`" in refused.err and not (folder / ".ddplaunch").exists()
 
 
 @pytest.mark.parametrize(
@@ -72,9 +74,8 @@ def test_trials_on_other_machines_change_files_only_where_that_is_asked_for(
         (["scale", "2x2"], "`SIZES 2x2` is not a number of processes"),
         (["scale", "9" * 5000], "is not a number of processes"),
         (["scale", f"1,{4 * len(os.sched_getaffinity(0)) + 1}"], f"size {4 * len(os.sched_getaffinity(0)) + 1} is too"),
-        (["scale", "1,2", "--gpus", "0"], "`--device cpu` contradicts `--gpus`"),
+        (["fit", "1", "--headroom=95"], "`--headroom 95`"),
         (["fit", "1", "--gpus", "0"], "`--device cpu` contradicts `--gpus`"),
-        (["scale", "1", "--lr", "0.1", "--base-lr", "0.1"], "`--lr 0.1` and `--base-lr 0.1` are both given"),
         (["fit", "1", "--lr", "0.1", "--base-lr", "0.1"], "`--lr 0.1` and `--base-lr 0.1` are both given"),
     ],
 )
@@ -85,37 +86,8 @@ def test_what_measures_nothing_is_refused_before_a_trial(folder: Path, call: Cal
     assert not (folder / ".ddplaunch").exists()
 
 
-TRAIN = """
-import argparse, os, time, torch
-import torch.distributed as dist
-from torch.utils.data import DataLoader, TensorDataset
-parser = argparse.ArgumentParser()
-parser.add_argument("--output-dir", default="out")
-parser.add_argument("--steps", type=int, default=100000)
-parser.add_argument("--fail-at", type=int, default=-1)
-parser.add_argument("--batch-size", type=int, default=4)
-arguments = parser.parse_args()
-dist.init_process_group("gloo")
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
-optimizer = torch.optim.SGD(model.parameters(), 0.01)
-os.makedirs(arguments.output_dir, exist_ok=True)
-open(os.path.join(arguments.output_dir, "log"), "w").write("x")
-open(f"beside-{os.environ['RANK']}", "w").write(os.environ["DDPLAUNCH_TRIAL"])
-done = 0
-while done < arguments.steps:
-    for (batch,) in DataLoader(TensorDataset(torch.ones(64, 4)), arguments.batch_size):
-        if done == arguments.steps:
-            break
-        if done == arguments.fail_at:
-            raise OSError(18, "Invalid cross-device link")
-        optimizer.zero_grad()
-        model(batch).sum().backward()
-        optimizer.step()
-        done += 1
-        time.sleep(0.005)
-dist.barrier()
-os._exit(0)
-"""
+FAILS = "    if done == 30:\n        raise OSError(18, 'Invalid cross-device link')\n    optimizer.zero_grad"
+TRAIN = PLANTED.replace("    optimizer.zero_grad", FAILS)
 
 
 @pytest.fixture
@@ -125,11 +97,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def trial(*words: str, processes: int = 2, timeout_s: float = 120, **more: Any) -> Trial:
+def trial(processes: int = 2, timeout_s: float = 120, **more: Any) -> Trial:
     flag = Source("flag", "--device")
     device: Resolved[DeviceWord] = Resolved("cpu", flag)
-    measure = Measure(steps=30, seconds=None, timeout_s=timeout_s)
-    script = ["train.py", *words]
+    measure = Measure(steps=100, seconds=None, timeout_s=timeout_s)
+    script = ["train.py"]
     first = prepare(Options(device=device), parse_target(script))
     said = {"device": device, "start": Resolved("warm", flag), "timeout": Resolved("9m", flag), **more}
     change = Change(str(processes), processes, said)
@@ -146,24 +118,9 @@ def trial(*words: str, processes: int = 2, timeout_s: float = 120, **more: Any) 
 
 
 @pytest.mark.slow
-def test_a_measured_trial_leaves_nothing_but_its_record(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    result = trial()
-    measured = result.measured
-    assert result.ending == "measured" and result.problem is None, result.findings
-    assert [(rank.rank, rank.steps) for rank in measured.ranks] == [(0, 30), (1, 30)], "as many as asked for"
-    assert measured.samples_per_s == pytest.approx(8 / measured.ranks[0].mean_s, rel=0.3)
-    assert measured.ranks[0].step_s >= 0.005 and measured.peak_bytes
-    assert "written by trials, and not kept: beside-0, beside-1, out/log\n" in capfd.readouterr().err
-    assert sorted(path.name for path in folder.iterdir()) == [".ddplaunch", "train.py"]
-    assert (result.record / "outcome.json").exists()
-
-
-@pytest.mark.slow
 def test_what_keeps_a_trial_from_being_measured(folder: Path) -> None:
-    short = trial("--steps", "6")
-    assert short.ending == "ended" and 4 <= short.measured.steps <= 6
-    late = trial("--fail-at", "30")
-    assert late.ending == "failed" and late.measured.steps >= 25 and late.problem is not None
+    late = trial()
+    assert late.ending == "failed" and late.measured.steps >= 20 and late.problem is not None
     assert late.diagnosis is not None and late.diagnosis.code == "script-exception" and late.measured.ranks == ()
     assert late.problem.code == "trial-failed" and "only root can rename a folder" in late.problem.why
     (folder / "train.py").write_text("import time\ntime.sleep(600)\n")

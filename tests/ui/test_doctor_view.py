@@ -6,14 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ddplaunch.checks.check import CheckOutcome
-from ddplaunch.ui.doctor_view import (
-    doctor_json,
-    doctor_text,
-    explain_text,
-    list_json,
-    list_text,
-    verdict_text,
-)
+from ddplaunch.ui.doctor_view import doctor_json, doctor_text, explain_text, list_json, list_text, verdict_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import warning
 from ddplaunch.values.resolved import Unavailable
@@ -60,11 +53,8 @@ def test_verdict(outcomes: tuple[CheckOutcome, ...], verdict: str) -> None:
 
 
 def test_skips_of_one_reason_share_a_line_and_crashes_are_ours() -> None:
-    skips = (
-        SKIP,
-        CheckOutcome(SHM_CHECK, "skipped", reason=SKIP.reason),
-        CheckOutcome(FILES_CHECK, "crashed", reason="E: x"),
-    )
+    crashed = CheckOutcome(FILES_CHECK, "crashed", reason="E: x")
+    skips = (SKIP, CheckOutcome(SHM_CHECK, "skipped", reason=SKIP.reason), crashed)
     assert "no NVIDIA driver" not in doctor_text(skips, facts(), Terminal(80))
     text = doctor_text(skips, facts(), Terminal(80), verbose=True)
     assert "  no NVIDIA driver is loaded: gpu-busy, shm-too-small\n" in text
