@@ -31,7 +31,9 @@ CODE = (
     "sys.modules['ddplaunch.agent.end.conclude'] = instead; "
     "from ddplaunch.agent.guard.guard import main; main(int(sys.argv[1]))"
 )
-PATIENCE_S = 60.0
+#: How long something takes that takes a second on a quiet machine, at most: deadlines grow with the load.
+SLOWNESS = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+PATIENCE_S = 60.0 * SLOWNESS
 _ENDED = os.WEXITED | os.WNOWAIT | os.WNOHANG
 
 

@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
+from tests.agent.guarded import SLOWNESS
 from tests.hosts.launching import clean_environment, ddplaunch
 
-DEADLINE_S = 120
+DEADLINE_S = 120 * SLOWNESS
 #: Launches of other tests, which run at the same time in other processes, are not to be taken for this one.
 RUN_ID = f"r{os.getpid()}"
 _EXITING = 0x4  # PF_EXITING, among the flags of proc_pid_stat(5)

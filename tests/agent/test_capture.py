@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.agent.protocol import send
-from tests.agent.guarded import Guarded, read_for, until, waits_for
+from tests.agent.guarded import PATIENCE_S, Guarded, read_for, until, waits_for
 
 BOTH = """
 import sys
@@ -118,7 +118,7 @@ def test_a_blocked_console_holds_up_the_shown_rank_alone(tmp_path: Path) -> None
         assert guarded.ranks[0].returncode == -signal.SIGTERM
         until(guarded.ended_file.exists, "concluded with nobody reading")
         os.close(reading)
-        guarded.guard.wait(30)
+        guarded.guard.wait(PATIENCE_S)
         seen = guarded.seen()
         assert seen.launcher_died and seen.attempts[0].first == 1
         assert [rank.ended_by for rank in seen.attempts[0].ranks] == ["launcher", "itself"]
@@ -138,7 +138,7 @@ def test_a_child_that_holds_the_pipe_does_not_hold_up_the_end(tmp_path: Path) ->
 def test_a_guard_that_fails_says_so_to_whom_it_may_concern(tmp_path: Path) -> None:
     with Guarded(tmp_path, 2, 2) as guarded:
         send(guarded.channel, {"op": "attempt", "attempt": 0})  # of which ranks?
-        assert guarded.guard.wait(30) == 70
+        assert guarded.guard.wait(PATIENCE_S) == 70
         assert b"the guard failed\nTraceback" in guarded.file("launcher.err")
 
 

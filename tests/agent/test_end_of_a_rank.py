@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.agent.rank_site import taking_part
+from tests.agent.guarded import PATIENCE_S
 from tests.hosts.launching import clean_environment
 
 #: A thread that is named and busy as gloo's are, without the GIL, and needs it when it is through.
@@ -46,7 +47,7 @@ def ran(program: str, folder: Path) -> None:
     """Run ``program`` as a rank that is looked at from inside, to its good end."""
     environ = clean_environment()
     environ |= taking_part(environ, DDPLAUNCH_STACKS="1")
-    subprocess.run([sys.executable, "-c", program], cwd=folder, env=environ, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], cwd=folder, env=environ, check=True, timeout=PATIENCE_S)
 
 
 def note_of(program: str, folder: Path) -> str | None:
@@ -54,7 +55,7 @@ def note_of(program: str, folder: Path) -> str | None:
     environ = clean_environment()
     path = folder / "rank-0.through"
     environ |= taking_part(environ, DDPLAUNCH_ENDED=path)
-    subprocess.run([sys.executable, "-c", program], cwd=folder, env=environ, check=False, timeout=60)
+    subprocess.run([sys.executable, "-c", program], cwd=folder, env=environ, check=False, timeout=PATIENCE_S)
     return path.read_text() if path.exists() else None
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from ddplaunch.watch.observed import differences
 from ddplaunch.watch.phases import RankFile, parsed
+from tests.agent.plugin_runs import DEADLINE_S
 from tests.hosts.launching import clean_environment
 
 #: Forks itself for each family, as a warm start does, so that torch is imported once.
@@ -245,7 +246,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> Families:
     for how in ("watched", "alone"):
         environ = clean_environment(RANK="0", WORLD_SIZE="1", PYTHONPATH=str(Path(__file__).parents[2]))
         command = [sys.executable, "families.py", str(folder), how]
-        done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=DEADLINE_S)
         assert done.returncode == 0, done.stderr
         printed.append({line[0]: line[1:] for line in map(json.loads, done.stdout.splitlines())})
     notes = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}

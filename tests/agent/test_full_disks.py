@@ -29,6 +29,7 @@ from ddplaunch.values.resolved import Resolved, Source
 from ddplaunch.values.words import size_text
 from ddplaunch.watch.step_rate import Steps
 from tests.agent.guarded import Guarded
+from tests.agent.plugin_runs import DEADLINE_S
 from tests.hosts.launching import clean_environment, ddplaunch
 from tests.records.fake_runs import record, unique
 
@@ -317,13 +318,13 @@ def test_four_kinds_of_full_disk(
     done = subprocess.run(
         [*ddplaunch(), "run", "2", "--device", "cpu", "--run-dir", str(records), "--run-id", run_id,
          "--no-checks", "--", "train.py", what, str(small_disk)],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240,
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=DEADLINE_S,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     assert f"error[{code}]: " in done.stderr and says in done.stderr, done.stderr
     explained = subprocess.run(
         [*ddplaunch(), "explain", "--run-dir", str(records), run_id],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240,
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=DEADLINE_S,
     )  # fmt: skip
     if afterwards:
         assert f"error[{code}]: " in explained.stdout, explained.stdout + done.stderr

@@ -22,10 +22,8 @@ from ddplaunch.planning.options import parse_options
 from ddplaunch.values.finding import ExitStatus, UsageError
 from ddplaunch.values.resolved import Resolved, Source
 from tests.agent.guarded import Guarded, until
-from tests.agent.plugin_runs import RUN_ID, of_folder
+from tests.agent.plugin_runs import DEADLINE_S, RUN_ID, of_folder
 from tests.hosts.launching import ANYWHERE, clean_environment, ddplaunch
-
-DEADLINE_S = 240
 
 # What was asked for
 

@@ -13,6 +13,7 @@ import pytest
 from ddplaunch.agent.rank_site import taking_part
 from ddplaunch.values.variable_names import PLAN
 from ddplaunch.watch.observed import look
+from tests.agent.plugin_runs import DEADLINE_S
 from tests.hosts.launching import ANYWHERE, clean_environment, ddplaunch
 
 
@@ -131,7 +132,7 @@ def test_what_ranks_note_shows_where_they_do_not_train_as_planned(tmp_path: Path
     environs = [clean_environment(**shared, RANK=str(rank)) for rank in range(2)]
     ranks = [subprocess.Popen(command, cwd=tmp_path, env=environ) for environ in environs]
     try:
-        assert [rank.wait(300) for rank in ranks] == [0, 0]
+        assert [rank.wait(DEADLINE_S) for rank in ranks] == [0, 0]
     finally:
         for rank in ranks:
             rank.kill()
@@ -161,7 +162,7 @@ def test_a_rank_that_is_not_observed_computes_the_same(tmp_path: Path) -> None:
     for option, notes in (("--ignore=numbers-differ", 2), ("--no-observe", 0)):
         (folder := tmp_path / option).mkdir()
         run, record = launch(folder, "scaled", option)
-        out, err = run.communicate(timeout=300)
+        out, err = run.communicate(timeout=DEADLINE_S)
         assert run.returncode == 0 and len(list(record.glob("node-0/attempt-0/*.observed.json"))) == notes
         assert "warning[" not in err
         assert json.loads((record / "outcome.json").read_text())["findings"] == [], "it is meant so"
@@ -192,7 +193,7 @@ def test_a_launch_says_where_it_does_not_train_as_planned_while_it_trains(tmp_pa
         assert [one["what"] for one in findings] == told
     finally:
         (tmp_path / "go").touch()
-        said += run.communicate(timeout=300)[1]
+        said += run.communicate(timeout=DEADLINE_S)[1]
     assert run.returncode == 0 and said.count("warning[") == 2
     outcome = json.loads((record / "outcome.json").read_text())
     assert [one["what"] for one in outcome["findings"]] == told and [said.count(what) for what in told] == [1, 1]

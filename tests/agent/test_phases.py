@@ -23,6 +23,7 @@ from ddplaunch.agent.rank_site.ddplaunch_timeline import (
     Timeline,
 )
 from ddplaunch.watch.phases import read_phases
+from tests.agent.plugin_runs import DEADLINE_S
 from tests.hosts.launching import clean_environment, ddplaunch
 
 
@@ -238,7 +239,7 @@ os._exit(0)
 def launched(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environ = clean_environment(NO_COLOR="1", COLUMNS="120")
     command = ddplaunch("run", *words, "--", "train.py")
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=DEADLINE_S)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ import pytest
 
 from ddplaunch.cli.execute import interruptible
 from tests.agent.guarded import Guarded, until
-from tests.agent.plugin_runs import RUN_ID, Run, children, of_folder, within
+from tests.agent.plugin_runs import DEADLINE_S, RUN_ID, Run, children, of_folder, within
 from tests.hosts.launching import clean_environment, ddplaunch
 
 ROOT = Path(__file__).parent.parent.parent
@@ -102,7 +102,7 @@ def test_an_early_interrupt_prints_no_traceback(after_s: float, tmp_path: Path) 
     assert launch.stdout and launch.stdout.read(2) == b"up"
     time.sleep(after_s)
     launch.send_signal(signal.SIGINT)
-    _, err = launch.communicate(timeout=120)
+    _, err = launch.communicate(timeout=DEADLINE_S)
     assert launch.returncode in (130, -signal.SIGINT), err
     assert b"Traceback" not in err and b"KeyboardInterrupt" not in err
     within(lambda: not of_folder(tmp_path))
@@ -185,7 +185,7 @@ def test_a_launch_waits_without_work_and_ranks_get_what_they_catch(tmp_path: Pat
         launch.send_signal(number)
         within(lambda number=number: (tmp_path / f"caught-{number}").exists())  # type: ignore[misc]
     (tmp_path / "go").touch()
-    _, err = launch.communicate(timeout=120)
+    _, err = launch.communicate(timeout=DEADLINE_S)
     assert launch.returncode == 0
     assert "ddplaunch: SIGUSR1 passed on to 1 rank\n" in err and "error[" not in err
 

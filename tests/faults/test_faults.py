@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from tests.agent.guarded import until
-from tests.agent.plugin_runs import of_folder
+from tests.agent.plugin_runs import DEADLINE_S, of_folder
 from tests.faults.catalogue import ALL, ANY, INIT, Fault
 from tests.hosts.launching import clean_environment, ddplaunch, run_to_end
 
 pytestmark = pytest.mark.slow
-DEADLINE_S = 240
 
 
 def launch(fault: Fault, folder: Path) -> tuple[int | None, str]:

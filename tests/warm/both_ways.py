@@ -38,7 +38,7 @@ def main() -> None:
                 running.append(process)
         leads = [os.getpgid(process.pid) == process.pid == os.getsid(process.pid) for process in running]
         for number, process in enumerate(running):
-            code = process.wait(200)
+            code = process.wait()
             files = {
                 key: folder / f"{way}-{number}.{end}" for key, end in (("out", "out"), ("err", "err"), ("kept", "txt"))
             }

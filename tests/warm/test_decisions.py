@@ -18,6 +18,7 @@ from ddplaunch.agent.warm import kernel, why_cold
 from ddplaunch.agent.warm.requests import Request
 from ddplaunch.agent.warm.spares import WarmProcess, first_path
 from ddplaunch.agent.warm.why_cold import why_no_fork, why_not_forked
+from tests.agent.guarded import PATIENCE_S
 from tests.warm.programs import ROOT
 
 ENVIRON = {"OMP_NUM_THREADS": "1"}
@@ -121,7 +122,7 @@ def test_a_process_answers_as_popen_does() -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.01)
     process.terminate()
-    assert process.wait(30) == -signal.SIGTERM
+    assert process.wait(PATIENCE_S) == -signal.SIGTERM
     assert process.poll() == -signal.SIGTERM
     process.kill()  # long gone, and no error
     assert WarmProcess(["false"], subprocess.Popen(["false"]).pid).wait() == 1
@@ -172,6 +173,6 @@ sys.exit(7)
 
 def test_a_fork_ends_with_all_that_is_its_own_and_leaves_out_what_was_there_before() -> None:
     words = [sys.executable, "-ISuc", f"import sys; sys.path.append({str(ROOT)!r})\n{LEAVES}"]
-    done = subprocess.run(words, env={}, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, env={}, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 7, done.stderr
     assert sorted(line.strip() for line in done.stdout.splitlines()) == ["C handler", "atexit", "buffered"]

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from tests.agent.plugin_runs import DEADLINE_S
 from tests.hosts.launching import clean_environment, ddplaunch
 from tests.warm.programs import PROGRAMS
 
-DEADLINE_S = 300
 #: What differs and stays so; docs/warm-start.md says it.
 KNOWN = {
     "recursion depth before",  # Python 3.11 counts the calls of C functions below the script

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.agent.plugin_runs import DEADLINE_S
 from tests.warm.programs import PROGRAMS, ROOT, ends
 
-DEADLINE_S = 240  # on machines that do other things too
 WAYS_TO_END = [name for name, value in vars(ends).items() if callable(value) and not isinstance(value, type)]
 COMMANDS = [
     *(["ends.py", name] for name in WAYS_TO_END if name not in ("exits", "signalled")),

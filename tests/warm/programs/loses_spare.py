@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from ddplaunch.agent.warm import spares
-from tests.agent.guarded import at_rest, until
+from tests.agent.guarded import PATIENCE_S, at_rest, until
 
 spares.READY_S = 5.0  # else one that is stopped is waited for a minute
 number, which = signal.Signals[sys.argv[1]], int(sys.argv[2])
@@ -26,6 +26,6 @@ ranks = []
 for rank in range(2):
     environ = {**os.environ, "RANK": str(rank)}
     ranks.append(waiting.start(command, environ, (None, None), partial(subprocess.Popen, command, env=environ)))
-print([rank.wait(60) for rank in ranks], *lines)
+print([rank.wait(PATIENCE_S) for rank in ranks], *lines)
 waiting.close()
 print(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
