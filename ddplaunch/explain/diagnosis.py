@@ -203,7 +203,8 @@ class RunFacts:
 
     ``state`` is from ``outcome.json``, ``signal`` the number that the launcher got, ``plan`` from ``run.json``,
     ``argv`` the command as typed, ``oom_kills`` from the cgroup's ``memory.events``, ``dmesg`` the kernel's lines since
-    the run began, ``slurm_job`` from the launch's environment, ``stopped_by`` the user who typed `ddplaunch stop`.
+    the run began, ``slurm_job`` from the launch's environment, ``stopped_by`` the user who typed `ddplaunch stop`,
+    ``findings`` what the launch warned of, as `run.json` has it.
     ``launcher_lost``: its host ended it because it lost the launcher over ssh. ``full_disks``: folders of the run
     without free space, and how much is left. ``just_ended``: files on this machine are still as the ranks saw them.
     """
@@ -222,6 +223,7 @@ class RunFacts:
     stopped_by: str | None = None
     launcher_lost: bool = False
     just_ended: bool = False
+    findings: tuple[object, ...] = ()
 
 
 #: The facts of a log without a record.

@@ -27,6 +27,7 @@ from ddplaunch.explain.signatures import (
     all_signatures,
     has_words,
     named,
+    patterns,
     readable,
     say,
     words_for,
@@ -35,21 +36,12 @@ from ddplaunch.explain.signatures import (
 from ddplaunch.values.variable_names import TRIAL
 from ddplaunch.values.words import SIGNALS, ranks_text, signal_name, size_text
 
-_LONG = re.compile(r"(\S{30})\S{40,}(\S{30})")  # a word that is wider than a terminal
-#: General fixes that are dropped if a complete command replaces them.
-_GENERAL = re.compile(
-    r"start the script with a launcher|in a notebook or test"
-    r"|`--batch-size` N/2|`ulimit -n 65535`|PYTHONFAULTHANDLER=1|`df -h \.|`--master-port|py-spy dump"
-)
+_LONG, _GENERAL, _REPORTED, _PY_SPY, _VARIABLE, _TYPED, _SIZE = patterns("shown-words")
 _CRASHES = (SIGNALS["SIGABRT"], SIGNALS["SIGBUS"], SIGNALS["SIGKILL"], SIGNALS["SIGSEGV"])
-_REPORTED = re.compile(r"Error in sys\.excepthook|.*Traceback|  ")  # of an exception that is missing in the log
 _IN_OUTPUT = "its output ends there: look for these words in the script and in what it calls"
 _CALLS = "look for `sys.exit`, `os._exit` and `abort` in the script and in what it calls"
 CORE_DUMP = "a core dump has the native stack: `coredumpctl gdb`, or `ulimit -c unlimited` and run it again"
-_PY_SPY = re.compile(r"`py-spy dump --pid PID` (?:on|for) every rank")
-_VARIABLE = re.compile(r"--env ([A-Z]\w*)=([^\s`,…]+)")
-_TYPED = re.compile(r"`(-[^`]+)` after `--`")
-_SIZE = re.compile(r"([\d.]+) (?:([KMGTPE]?)i?B|bytes?)")  # torch prints sizes below a KiB in bytes
+_EXAMPLE = "ddplaunch run 4"  # in general fixes; a run's own command takes its place
 _OF_DRIVER = 0.05  # fraction of a GPU's memory that the driver takes, not another process
 #: Said of a run that was ended this way.
 STOPPED = "the run was ended by `ddplaunch stop`"
@@ -63,6 +55,10 @@ def worded(cause: RootCause) -> Diagnosis:
     through = aborted_when_through(facts, cause.rank) if cause.code in ("aborted", "unknown") else None
     cause = cause if through is None else replace(cause, code="aborted-at-exit")
     words = _words(cause) if through is None else say("aborted-at-exit", **_at_exit(cause, through))
+    for finding in facts.findings:
+        for known, _ in words_for("", f"{cause.code} after {_at(finding, 'code')}"):
+            said_at_start = {name: str(_at(finding, name)) for name in ("what", "why", "fix")}
+            words = words_of(known, {"failed": words.what, **said_at_start})
     line = cause.candidate.line.text if cause.candidate else ""
     dumped = bool(cause.dumped) or "Fatal Python error" in line
     concrete = tuple(_command_fixes(cause.code, facts, dumped))
@@ -332,12 +328,10 @@ def _command_fixes(code: str, facts: RunFacts, dumped: bool) -> Iterator[str]:
 
     ``dumped``: the Python stack is in the log.
     """
-    argv = facts.argv or ()
-    if argv[1:2] != ("run",) or any(word.startswith(f"{TRIAL}=") for word in argv):
-        return  # `scale` and `fit` say what to type after their trials
-    words = ("ddplaunch", *argv[1:])
-    own_words = words[: words.index("--")] if "--" in words else words  # the words after it belong to the script
-    script_words, topology = words[len(own_words) :], _at(facts.plan, "topology")
+    own_words, script_words = _typed_words(facts)
+    if not own_words:
+        return
+    words, topology = (*own_words, *script_words), _at(facts.plan, "topology")
     if code == "disk-full":
         for path, full in facts.full_disks:
             yield f"make room on `{path}`: {full}; `du -xh {shlex.quote(path)} | sort -h | tail`"
@@ -358,12 +352,23 @@ def _command_fixes(code: str, facts: RunFacts, dumped: bool) -> Iterator[str]:
         yield f"where in Python it was: `{shlex.join((*own_words, '--env', 'PYTHONFAULTHANDLER=1', *script_words))}`"
 
 
+def _typed_words(facts: RunFacts) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the words of the `run` command that a user typed, and those of the script from `--` on; () for none."""
+    argv = facts.argv or ()
+    if argv[1:2] != ("run",) or any(word.startswith(f"{TRIAL}=") for word in argv):
+        return (), ()  # `scale` and `fit` say what to type after their trials
+    words = ("ddplaunch", *argv[1:])
+    behind = words.index("--") if "--" in words else len(words)
+    return words[:behind], words[behind:]
+
+
 def _still_to_do(fixes: Sequence[str], facts: RunFacts, dumped: bool) -> Iterator[str]:
     """Yield ``fixes`` without those that the run already followed; ``dumped``: the Python stack is in the log.
 
     If that stack is known already, the native one is the next thing to get.
     """
     is_run = facts.plan is not None or bool(facts.ranks)
+    own_words, _ = _typed_words(facts)
     for fix in fixes:
         variables = _VARIABLE.findall(fix)
         followed = is_run and ("ddplaunch run … -- SCRIPT" in fix or "--tee 3" in fix)
@@ -371,6 +376,7 @@ def _still_to_do(fixes: Sequence[str], facts: RunFacts, dumped: bool) -> Iterato
         if "PYTHONFAULTHANDLER" in fix and (dumped or followed):
             yield CORE_DUMP
         elif not followed and ("--no-forward" not in fix or _at(facts.plan, "passed")):
+            fix = fix.replace(_EXAMPLE, shlex.join(own_words) or _EXAMPLE)
             yield _PY_SPY.sub("`ddplaunch stacks`", fix) if facts.argv else fix
 
 

@@ -108,12 +108,13 @@ def _facts(record: RunRecord) -> RunFacts | None:
 
 
 def facts_of_run(run: Mapping[str, Any]) -> RunFacts:
-    """Return the facts in run.json: the plan, the command as typed, and the Slurm job."""
+    """Return the facts in run.json: the plan, the command as typed, the Slurm job, and what the launch warned of."""
     plan, argv, environment = run.get("plan"), run.get("argv"), run.get("environment")
     return RunFacts(
         plan=plan if isinstance(plan, dict) else None,
         argv=tuple(map(str, argv)) if isinstance(argv, list) else None,
         slurm_job=as_text(environment.get("SLURM_JOB_ID")) if isinstance(environment, dict) else None,
+        findings=tuple(run.get("findings") or ()),
     )
 
 

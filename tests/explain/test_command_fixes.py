@@ -139,3 +139,27 @@ def test_a_port_that_the_script_asks_for_is_not_the_launchs() -> None:
         fixes = diagnosed(raised(0, taken), facts).fixes
         assert fixes[0].startswith("the launch had picked a free port") == own
         assert ("--master-port" in " ".join(fixes)) != own
+
+
+@pytest.mark.parametrize(
+    ("code", "named"), [("rendezvous-in-script", True), ("master-addr-unroutable", True), ("few-threads", False)]
+)
+def test_a_failed_rendezvous_is_told_by_what_the_launch_had_warned_of(code: str, named: bool) -> None:
+    warned = {"code": code, "what": "the script meets at 29500", "why": "torchrun is elsewhere", "fix": "`setdefault`"}
+    late = (
+        "DistNetworkError: The client socket has timed out after 12000ms while trying to connect to (localhost, 29500)."
+    )
+    found = diagnosed(raised(1, late), RunFacts(state="failed", findings=(warned,)))
+    assert (found.code, found.rank) == ("rendezvous-failed", 1)
+    assert found.what == "nobody answered at localhost:29500" + ", as the script meets at 29500" * named
+    assert (found.fixes == ("`setdefault`",)) == ("torchrun is elsewhere" in found.why) == named
+    assert "29500" not in diagnosed(raised(1, OOM), RunFacts(state="failed", findings=(warned,))).what
+
+
+def test_an_example_of_a_command_is_the_users_own() -> None:
+    refused = "t.py: error: unrecognized arguments: --lrr"
+    assert "`ddplaunch run 2 --device cpu -- t.py …`" in first_fix(
+        "x/ddplaunch run 2 --device cpu -- t.py --lrr", refused
+    )
+    assert "`ddplaunch run 4 -- t.py …`" in diagnosed(f"{refused}\n").fixes[0]
+    assert "run 4" in first_fix("ddplaunch run 2 --env DDPLAUNCH_TRIAL=fit-x/b -- t.py --lrr", refused)

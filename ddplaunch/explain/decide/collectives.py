@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from ddplaunch.explain.diagnosis import Frame
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.scan import Scanned
+from ddplaunch.explain.signatures import patterns
 from ddplaunch.explain.stacks.parse import is_collective
 from ddplaunch.values.frozen import dataclass
 
-_WORK = re.compile(
-    r"Work(?:NCCL|XCCL|HCCL|\w+)?\((?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel>\d+))?"
-)
-_GROUP = re.compile(r"\[PG (?:ID )?(\S+(?: PG GUID \S+)?)")
-_COUNTS = re.compile(r"[Ll]ast enqueued(?: NCCL)? work: -?\d+, last completed(?: NCCL)? work: (?P<completed>-?\d+)")
-_WORLD = re.compile(
-    r"world_size[=:] ?(\d+)|nranks (\d+)|worker_count=\d+.*world_size=(\d+)|nproc[_-]per[_-]node[ =](\d+)"
-)
-_WAITS = re.compile(r"Timed out waiting \d+ ?ms for (?:send|recv) operation")
+_WORK, _GROUP, _COUNTS, _WORLD, _WAITS = patterns("waits")
 _MOST_RANKS = 1_000_000  # the largest world size that is believed
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, cast
 
 from ddplaunch.explain.diagnosis import Evidence, Frame, UserCall, user_calls
 from ddplaunch.explain.read.lines import Line
+from ddplaunch.explain.signatures import patterns
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import ranks_text
 
@@ -86,23 +87,9 @@ def from_faulthandler(text: str) -> tuple[ThreadStack, ...]:
 Kind = Literal["collective", "meeting", "backward", "gpu", "loader", "own", "unknown"]
 
 _NEEDS_OTHERS: frozenset[Kind] = frozenset(("collective", "meeting", "backward", "gpu"))
-_COLLECTIVE = re.compile(
-    r"/torch/distributed/.* "
-    r"(?:(?:all_reduce|all_gather|all_to_all|broadcast|gather|reduce|reduce_scatter|scatter)(?:_\w+)?"
-    r"|(?:monitored_)?barrier|i?send|i?recv|batch_isend_irecv)$"
-)
-#: What a library does, by file and function of a frame; the first row that matches counts.
-_KINDS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
-    (
-        "meeting",
-        re.compile(r" (?:(?:init|destroy)_process_group|(?:new|split)_group|rendezvous|_store_based_barrier)$"),
-    ),
-    ("collective", _COLLECTIVE),
-    ("backward", re.compile(r"/torch/.* (?:backward|_engine_run_backward)$")),
-    ("collective", re.compile(r"/torch/(?:nn/parallel/distributed|distributed/utils)\.py _(?:sync|verify)")),
-    ("loader", re.compile(r"/torch/utils/data/dataloader\.py ")),
-    ("gpu", re.compile(r"/torch/cuda/.* synchronize$")),
-)
+#: What a library does, by file and function of a frame: groups named by their kind; the first that matches counts.
+_KINDS = patterns("code-places")
+_COLLECTIVE = _KINDS[1]
 #: Functions of multiprocessing in which a spawned process imports the script.
 IMPORTS_AGAIN = frozenset(("_fixup_main_from_path", "_fixup_main_from_name"))
 #: Functions of threading, concurrent.futures and multiprocessing.
@@ -188,7 +175,8 @@ def groups(stacks: Iterable[RankStack]) -> tuple[RankGroup, ...]:
 def _kind(inner: Sequence[Frame]) -> Kind:
     """Return what the library frames do; the outermost call decides, because the user made it."""
     calls = (f"{frame.file} {frame.name}" for frame in reversed(inner))
-    return next((kind for call in calls for kind, pattern in _KINDS if pattern.search(call)), "own")
+    matches = (match for call in calls for pattern in _KINDS if (match := pattern.search(call)))
+    return cast("Kind", next((match.lastgroup for match in matches), "own"))
 
 
 def _call(inner: Sequence[Frame], kind: Kind) -> str:
