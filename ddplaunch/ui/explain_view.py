@@ -32,7 +32,8 @@ def explanation_text(explanation: Explanation, names: str, terminal: Terminal, r
         return _nothing_failed(explanation, names, terminal)
     story = story_lines(diagnosis, terminal, _CALLS, _NOTES)
     for line in diagnosis.evidence[:_EVIDENCE]:
-        file = f"{record}/{line.file}" if record and line.line else line.file
+        # a path from the root is a file of the script
+        file = f"{record}/{line.file}" if record and line.line and line.file[:1] not in "/<" else line.file
         place = f"{file}:{line.line}" if line.line else file
         story += terminal.lines(f"{place}: {line.text}", "  evidence: ")
     story += followed_lines(explanation.cascade, terminal)
@@ -47,7 +48,7 @@ def _nothing_failed(explanation: Explanation, names: str, terminal: Terminal) ->
         last = cut(explanation.stops_at, min(_EXAMPLE, terminal.width - 5))  # on one line, with its quotes
         text += f"; it stops before the last step, at `{last}`: {_SHORT}"
     lines = terminal.lines(text)
-    if (passed_over := explanation.passed_over) is not None:
+    if passed_over := explanation.passed_over:
         lines += terminal.lines(f"{passed_over.file}:{passed_over.line}: {passed_over.text}", "  it went on after: ")
     warned = "" if explanation.warning is None else finding_text(explanation.warning, terminal)
     return terminal.page(lines) + warned
@@ -62,7 +63,7 @@ def as_finding(diagnosis: Diagnosis, record: str | None, fixes: int = 2) -> Find
         places.append(diagnosis.host)
     if diagnosis.evidence and (first := diagnosis.evidence[0]).line:
         place = f"{first.file}:{first.line}"
-        of_record = record and not place.startswith(("/", "<"))  # else it is a file of the script
+        of_record = record and place[:1] not in "/<"
         places.append(f"{record}/{place}" if of_record else place)
     fix = "\nor: ".join(diagnosis.fixes[:fixes]) or "`ddplaunch explain` shows all that is known"
     return Finding(diagnosis.code, Severity.ERROR, diagnosis.what, diagnosis.why, fix, tuple(places))
@@ -117,7 +118,7 @@ def code_text(code: str, signatures: Sequence[Signature], terminal: Terminal) ->
             fix = _generally("\nor: ".join(signature.fixes[:_FIXES]))
             mechanisms.setdefault((_generally(signature.why), fix), signature.example.strip()[:_EXAMPLE])
     for (why, fix), example in mechanisms.items():
-        lines += [*([""] if len(lines) > 1 else []), *terminal.lines(example, "  shows as: ")]
+        lines += [*[""] * (len(lines) > 1), *terminal.lines(example, "  shows as: ")]
         lines += [*terminal.lines(why, "  why: "), *terminal.lines(fix, "  fix: ", newlines=True)]
     return terminal.page(lines)
 

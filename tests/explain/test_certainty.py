@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from ddplaunch.explain.diagnosis import Evidence, Explanation
 from ddplaunch.ui.explain_view import explanation_text
 from ddplaunch.ui.terminal import Terminal
 from tests.explain.logs import diagnosed, ended, explained, failed, raised, recorded
@@ -16,6 +19,13 @@ TIMED_OUT = (
 
 def _shown(text: str) -> str:
     return " ".join(explanation_text(explained(text), "train.log", Terminal(80)).split())
+
+
+def test_only_the_files_of_a_record_are_shown_below_its_directory() -> None:
+    evidence = (Evidence("/home/kim/train.py", 3, "step()"), Evidence("node-0/rank-0.err", 4, "KeyError: 1"))
+    found = Explanation(replace(diagnosed(raised(0, FULL)), evidence=evidence))
+    shown = explanation_text(found, "a run", Terminal(80), "runs/7")
+    assert "evidence: /home/kim/train.py:3: step()" in shown and "runs/7/node-0/rank-0.err:4: KeyError" in shown
 
 
 def test_an_exception_that_ends_a_log_is_observed() -> None:
