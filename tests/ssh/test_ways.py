@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import sysconfig
@@ -60,7 +61,13 @@ def trained(made: Lab, run: Launched) -> list[str]:
 
 
 def test_a_name_that_means_loopback_to_rank_0_and_a_directory_of_the_run_that_hosts_share(debian: Lab) -> None:
-    """They record in it, and bring nothing."""
+    """They record in it, and bring nothing. Before that, one has IPv6 alone, and gets what is printed as the fix."""
+    second = debian.hosts[1]
+    in_network(second.pid, "ip", "-4", "address", "flush", "dev", INTERFACE)
+    mixed = Launched(debian, "mixed", "2x1", "--hosts", f"alpha0,[{second.address6}]", script=("train.py",))
+    assert mixed.ended() == 1, mixed.said
+    (fix,) = re.findall("`sudo (ip address add ADDRESS/24 dev INTERFACE)`", mixed.flat)
+    in_network(second.pid, *fix.replace("ADDRESS", second.address).replace("INTERFACE", INTERFACE).split())
     shared = debian.folder / "shared"
     words = ("2x1", "--master-addr", "alpha0", "--run-dir", str(shared))
     run = Launched(debian, "loopback", *words, script=("train.py",))
