@@ -163,15 +163,24 @@ def test_address_that_no_route_leads_to_is_refused(pair: Pair, tmp_path: Path) -
     assert "error[master-addr-unroutable]" in done.stderr and "198.51.100.7" in done.stderr
 
 
-#: Says of how many ranks it is one, and is through when a test that has done its harm writes a file `finish`.
+#: Says of how many ranks it is one, and is through when a test that has done its harm writes a file `finish`. Torchrun
+#: regroups when a collective fails.
 ELASTIC = """
-import os, socket, time
+import datetime, os, socket, time
 from pathlib import Path
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=30))
 with open(f"began-{socket.gethostname()}", "a") as file:
     file.write(os.environ["WORLD_SIZE"] + "\\n")
-while not Path("finish").exists():
-    time.sleep(0.1)
+finish = torch.zeros(1)
+while not finish:
+    time.sleep(0.05)
+    finish.fill_(Path("finish").exists())
+    dist.all_reduce(finish)
+dist.barrier()
 print("finished as one of", os.environ["WORLD_SIZE"], "ranks", flush=True)
+os._exit(0)
 """
 
 

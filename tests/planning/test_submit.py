@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ddplaunch.cli.commands.launch.submit
-from ddplaunch.hosts.slurm.job_reasons import diagnosis, never, waits_for
+from ddplaunch.hosts.slurm.job_reasons import diagnosis, waits_for
 from ddplaunch.hosts.slurm.programs import JobState, parse_job, parse_sacct, words
 from ddplaunch.planning.job.submission import job_name, parse_time
 from ddplaunch.ui.explain_view import as_finding
@@ -224,10 +224,10 @@ def test_the_state_of_a_job_is_read_past_a_directory_that_looks_like_one() -> No
     ("reason", "why", "cured"),
     [
         ("PartitionNodeLimit", "fewer nodes", False),
-        ("AssocMaxGRESPerJob", "the account's limit of GPUs for one job is lower", False),
-        ("QOSMaxNodePerJobLimit", "the QOS's limit of nodes for one job is lower", False),
-        ("QOSMaxWallDurationPerJobLimit", "the QOS's limit of time for one job is lower", False),
-        ("QOSMaxMemoryPerNode", "the QOS's limit of memory for one node is lower", False),
+        ("AssocMaxGRESPerJob", "the limit of GPUs for one job or node, of the account or QOS, is lower", False),
+        ("QOSMaxNodePerJobLimit", "the limit of nodes for one job, of the account or QOS, is lower", False),
+        ("QOSMaxWallDurationPerJobLimit", "the limit of time for one job, of the account or QOS, is lower", False),
+        ("QOSMaxMemoryPerNode", "the limit of memory for one job or node, of the account or QOS, is lower", False),
         ("AssocGrpGRES", "it starts when other jobs end", True),
         ("QOSMaxJobsPerUserLimit", "it starts when other jobs end", True),
         ("AssocGrpCPUMinutesLimit", "hours are used up", True),
@@ -236,8 +236,8 @@ def test_the_state_of_a_job_is_read_past_a_directory_that_looks_like_one() -> No
     ],
 )
 def test_what_waiting_cures(reason: str, why: str, cured: bool) -> None:
-    said = never(reason)
-    assert (said is None) is cured and why in (waits_for(reason) if said is None else said)
+    never = waits_for(reason, "never")
+    assert (not never) is cured and why in (never or waits_for(reason))
 
 
 def test_every_end_and_every_wait_reads_well(golden: Golden) -> None:

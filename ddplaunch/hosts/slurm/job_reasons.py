@@ -82,23 +82,9 @@ def _diagnosed(end: Mapping[str, str], what: str, job: str, said: str, again: fl
     return Diagnosis(end["code"], "observed", what, end["why"], (fix.format(job=job),), evidence=evidence)
 
 
-_OF_ONE_JOB = re.compile(r"(Assoc|QOS)Max([A-Za-z]+?)Per(Job|Node)(?:Limit)?\Z")
-
-
-def never(reason: str) -> str | None:
-    """Return why a pending job can never start, None where waiting may help."""
-    match = _OF_ONE_JOB.match(reason)
-    if match is None:
-        cause: str | None = words()["never"].get(reason)
-        return cause
-    owner = "account" if match[1] == "Assoc" else "QOS"
-    resource = words()["limited"].get(match[2], match[2])
-    return f"the {owner}'s limit of {resource} for one {match[3].lower()} is lower"
-
-
-def waits_for(reason: str) -> str:
-    """Return what a pending job waits for, "" for an unknown reason."""
-    return next((meaning for pattern, meaning in words()["waits"].items() if re.match(rf"(?:{pattern})\b", reason)), "")
+def waits_for(reason: str, table: str = "waits") -> str:
+    """Return what a pending job waits for, or by the table "never" why it can never start; "" for other reasons."""
+    return next((meaning for pattern, meaning in words()[table].items() if re.match(rf"(?:{pattern})\b", reason)), "")
 
 
 _POLL_S = 0.25
@@ -123,8 +109,8 @@ def first_state(job: str, environ: Mapping[str, str], patience_s: float = 3.0) -
 
 def _refuse_hopeless(job: str, state: JobState, environ: Mapping[str, str]) -> None:
     """Cancel the job and raise RefusedError where it can never start."""
-    why = never(state.reason) if state.state == "PENDING" else None
-    if why is None:
+    why = waits_for(state.reason, "never")
+    if state.state != "PENDING" or not why:
         return
     cancelled = cancel(job, environ)
     raise RefusedError(
