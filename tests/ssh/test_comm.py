@@ -24,8 +24,8 @@ PROGRAM = "ddplaunch.examples.comm_test"
 
 
 @pytest.fixture(scope="module")
-def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with lab(5, tmp_path_factory.mktemp("five")) as made:
+def six(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with lab(6, tmp_path_factory.mktemp("six")) as made:
         yield made
 
 
@@ -43,13 +43,13 @@ def doctor(made: Lab, hosts: tuple[Node, ...], *words: str) -> subprocess.Popen[
     return subprocess.Popen(argv, env=clean_environment(), stdout=pipe, stderr=pipe, text=True)
 
 
-def test_the_cut_off_and_the_slow_host_are_each_named(five: Lab) -> None:
-    first, _, cut_off, _, slow = five.hosts
-    for other in set(five.hosts) - {cut_off, first}:  # at the first the ranks meet, without which nothing would start
+def test_the_cut_off_and_the_slow_host_are_each_named(six: Lab) -> None:
+    first, _, cut_off, _, slow, _ = six.hosts
+    for other in set(six.hosts) - {cut_off, first}:  # at the first the ranks meet, without which nothing would start
         in_network(cut_off.pid, "ip", "route", "add", "blackhole", other.address)
         in_network(cut_off.pid, "ip", "-6", "route", "add", "blackhole", other.address6)
     limit(slow, "10mbit")
-    process = doctor(five, five.hosts, "--comm-timeout", "12")
+    process = doctor(six, six.hosts, "--comm-timeout", "12")
     out, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1, out + err
     data = json.loads(out)
@@ -63,14 +63,14 @@ def test_the_cut_off_and_the_slow_host_are_each_named(five: Lab) -> None:
     assert [group["problem"] is None for group in groups if group["test"] == "all"] == [False]
     rates = [group["bandwidth"] or 0.0 for group in groups if slow.name in group["hosts"] and group["test"] == "pair"]
     assert 0 < max(rates) < 3e6  # 10 Mbit/s are 1.25 MB/s
-    five.nothing_left(RUN)
+    six.nothing_left(RUN)
 
 
-def test_nothing_is_left_when_the_doctor_is_killed(five: Lab) -> None:
-    hosts = five.hosts[:2]
+def test_nothing_is_left_when_the_doctor_is_killed(six: Lab) -> None:
+    hosts = six.hosts[:2]
     limit(hosts[1], "1mbit")  # so that it takes long enough to be interrupted
-    process = doctor(five, hosts, "--comm-timeout", "120")
-    until(lambda: all(five.processes(host, PROGRAM) for host in hosts), "all test", DEADLINE_S)
+    process = doctor(six, hosts, "--comm-timeout", "120")
+    until(lambda: all(six.processes(host, PROGRAM) for host in hosts), "all test", DEADLINE_S)
     os.kill(started_by(process), signal.SIGKILL)
     process.communicate(timeout=90)
-    five.nothing_left(RUN, hosts=hosts)
+    six.nothing_left(RUN, hosts=hosts)
