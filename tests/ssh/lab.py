@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 from tests.agent.guarded import until
 from tests.conftest import skip
 from tests.hosts.launching import clean_environment
@@ -93,31 +91,20 @@ class Lab:
         finally:
             config.write_text(before)
 
-    def processes(self, host: Node, word: str) -> list[int]:
-        """Return the pids, in the namespace of ``host``, of processes with ``word`` in environment or command line."""
-        script = (
-            "import os, sys\nfor name in filter(str.isdigit, os.listdir('/proc')):\n    try:\n        text = "
-            "b'\\0'.join(open(f'/proc/{name}/{each}', 'rb').read() for each in ('cmdline', 'environ'))\n    except "
-            "OSError:\n        continue\n    if sys.argv[1].encode() in text and int(name) != os.getpid():\n        "
-            "print(name)\n"
-        )
-        words = ["/usr/bin/python3" if Path("/usr/bin/python3").exists() else shutil.which("python3") or "python3"]
-        done = host.run([*words, "-c", script, word], Path("/"), {"PATH": "/usr/bin:/bin"})
-        return [int(line) for line in done.stdout.split()]
+    def processes(self, host: Node, *words: str) -> list[int]:
+        """Return the pids, in the namespace of ``host``, of processes with a word in environment or command line."""
+        patterns = [word for mark in words for word in ("-e", f"[{mark[0]}]{mark[1:]}")]  # grep does not find itself
+        find = 'exec grep -lzs "$@" /proc/[0-9]*/environ /proc/[0-9]*/cmdline'
+        done = host.run(["sh", "-c", find, "sh", *patterns], Path("/"), {"PATH": "/usr/bin:/bin"})
+        return sorted({int(path.split("/")[2]) for path in done.stdout.split()})
 
     def nothing_left(self, run_id: str, deadline_s: float = 60.0, hosts: Sequence[Node] | None = None) -> None:
         """Fail unless within the deadline no process of the run is left on any host, nor what serves its launcher."""
+        marks = (f"DDPLAUNCH_RUN_ID={run_id}", "ddplaunch.cli.hosts.serve")
         until_s = time.monotonic() + deadline_s
-        left: dict[str, list[int]] = {}
-        while time.monotonic() < until_s:
-            left = {host.name: self._left(host, run_id) for host in hosts or self.hosts}
-            if not any(left.values()):
-                return
-            time.sleep(0.2)
-        pytest.fail(f"processes of {run_id!r} are left: {left}")
-
-    def _left(self, host: Node, run_id: str) -> list[int]:
-        return self.processes(host, f"DDPLAUNCH_RUN_ID={run_id}") + self.processes(host, "ddplaunch.cli.hosts.serve")
+        while any(left := {host.name: self.processes(host, *marks) for host in hosts or self.hosts}.values()):
+            assert time.monotonic() < until_s, f"processes of {run_id!r} are left: {list(left)}"
+            time.sleep(0.3)
 
 
 def require_ssh() -> None:
