@@ -17,8 +17,8 @@ from ddplaunch.checks.check import Check, Findings, checks_in
 from ddplaunch.machine.facts import TorchFacts
 from ddplaunch.planning.launch import Launch, Needs
 from ddplaunch.planning.options import flags_of_options
-from ddplaunch.script.names import records_of, records_of_text
-from ddplaunch.script.script_report import DeclaredAt, Mistake, ScriptReport
+from ddplaunch.script.names import FunctionNodes, records_of, records_of_text
+from ddplaunch.script.script_report import DeclaredAt, ScriptReport
 from ddplaunch.values.finding import error, warning
 from ddplaunch.values.words import nearest
 
@@ -48,12 +48,21 @@ def needs_of(text: str, shown: str, search: Sequence[str], *, on_cpu: bool) -> N
     except (SyntaxError, ValueError, RecursionError):
         return Needs()
     lacks = ((one.package, DeclaredAt(shown, one.line)) for one in records_of(tree.body) if one.package in missing)
-    guarded = {
-        inner for node in ast.walk(tree) if isinstance(node, _CONDITIONS) and may_use_cuda for inner in ast.walk(node)
-    }
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and may_use_cuda and node not in guarded)
-    cuda = (DeclaredAt(shown, call.lineno) for call in calls if _TAKES_CUDA.match(ast.unparse(call)))
-    return Needs(tuple(lacks), next(cuda, None))
+    calls = _surely_made(tree) if may_use_cuda else ()
+    line = min((call.lineno for call in calls if _TAKES_CUDA.match(ast.unparse(call))), default=0)
+    return Needs(tuple(lacks), DeclaredAt(shown, line) if line else None)
+
+
+def _surely_made(tree: ast.Module) -> Iterator[ast.Call]:
+    """Yield the calls under no condition: of the module, and of its functions that such a call names."""
+    functions = {node.name: node.body for node in tree.body if isinstance(node, FunctionNodes)}
+    nodes: list[ast.AST] = [tree]
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            yield node
+            nodes += functions.pop(ast.unparse(node.func), ())
+        if not isinstance(node, _CONDITIONS) or ast.unparse(node).startswith("if __name__ =="):
+            nodes += (each for each in ast.iter_child_nodes(node) if not isinstance(each, FunctionNodes))
 
 
 def _is_found(name: str, search: Sequence[str]) -> bool:
@@ -84,7 +93,8 @@ def cuda_without_gpus(launch: Launch, torch: TorchFacts) -> Findings:
     """The script uses CUDA under no condition, and its ranks run on the CPU.
 
     `.cuda()`, `.to("cuda")`, `torch.cuda.set_device` and the backend `nccl` fail in a torch that was built for CPUs,
-    and where `--device cpu` hides the GPUs. The check is silent about a script that speaks of the CPU anywhere.
+    and where `--device cpu` hides the GPUs. Only functions count that are called for certain, and the check is silent
+    about a script that speaks of the CPU anywhere.
     Remedy: `torch.device("cuda" if torch.cuda.is_available() else "cpu")`.
     """
     hidden = launch.device.source.kind in ("flag", "profile")
@@ -132,17 +142,6 @@ def script_arguments(script: ScriptReport, launch: Launch) -> Findings:
             )
 
 
-def _of(code: str, script: ScriptReport, launch: Launch) -> Iterator[Mistake]:
-    """Yield the mistakes of ``code`` if several ranks are launched, or if their number was not given."""
-    if launch.topology.world_size > 1 or launch.options.nproc is None:
-        yield from (mistake for mistake in script.mistakes if mistake.code == code)
-
-
-def _warn(mistake: Mistake, what: str, why: str, fix: str = "`{}`") -> Findings:
-    """Yield the warning about a line; ``{}`` in ``fix`` stands for the corrected line."""
-    yield warning(mistake.code, what, why=why, fix=fix.replace("{}", mistake.corrected), where=str(mistake.at))
-
-
 def rendezvous_in_script(script: ScriptReport, launch: Launch) -> Findings:
     """The script sets its own address or port, where nothing listens.
 
@@ -151,13 +150,19 @@ def rendezvous_in_script(script: ScriptReport, launch: Launch) -> Findings:
     timeout. Remedy: `init_process_group()` without address and port; `os.environ.setdefault` for runs without a
     launcher.
     """
-    port = launch.topology.master_port
-    for mistake in _of("rendezvous-in-script", script, launch):
+    topology, port = launch.topology, launch.topology.master_port
+    if topology.world_size == 1 and launch.options.nproc is not None:
+        return
+    for mistake in script.mistakes:
         if port is None or not mistake.detail.endswith((f"={port.value}", f":{port.value}")):
-            what = f"the script meets at its own {mistake.detail}, not at torchrun's address"
-            why = "torchrun holds the store at a port that it chose, and ranks would wait at another one until the "
-            why += "time-out"
-            yield from _warn(mistake, what, why)
+            yield warning(
+                "rendezvous-in-script",
+                f"the script meets at its own {mistake.detail}, not at torchrun's address",
+                why="torchrun holds the store at a port that it chose, and ranks would wait at another one until the "
+                "time-out",
+                fix=f"`{mistake.corrected}`",
+                where=str(mistake.at),
+            )
 
 
 CHECKS: tuple[Check, ...] = checks_in(globals(), "mistakes")

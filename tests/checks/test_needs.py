@@ -44,19 +44,27 @@ def test_modules_that_are_missing(tmp_path: Path, text: str, lacks: list[tuple[s
 
 
 GPU = 'import torch\nimport torch.distributed as dist\ndef main():\n    dist.init_process_group("nccl")\n'
+MAIN = "if __name__ == '__main__':\n    main()\n"
 
 
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        (GPU, 4),
+        (GPU + MAIN, 4),
+        (GPU + "main()\n", 4),
+        (GPU, None),  # nothing calls it
+        (GPU + "if args.gpu:\n    main()\n", None),
+        (GPU + "def other():\n    main()\nother()\n", 4),
+        (GPU + "model.main()\n", None),
+        ("def a():\n    b()\ndef b():\n    a()\n    x.cuda()\na()\ny.cuda()\n", 5),
+        ("class A:\n    def cuda_of(self):\n        x.cuda()\n", None),
         ("import torch\ntorch.cuda.set_device(0)\n", 2),
         ("model = Net().cuda()\n", 1),
         ("x = x.to('cuda:0', non_blocking=True)\n", 1),
         ("dist.init_process_group(backend='nccl')\n", 1),
         ("import torch\ntorch.cuda.manual_seed(1)\ntorch.cuda.empty_cache()\n", None),  # they do nothing without GPUs
-        (GPU + "    use = torch.cuda.is_available()\n", None),
-        (GPU + "    # or on the cpu\n", None),
+        (GPU + "    use = torch.cuda.is_available()\n" + MAIN, None),
+        (GPU + "    # or on the cpu\n" + MAIN, None),
         ("x = y.cuda() if ready else y\n", None),
         ("try:\n    x.cuda()\nexcept RuntimeError: pass\n", None),
         ("if args.gpu:\n    x.cuda()\n", None),

@@ -99,7 +99,7 @@ class _Search:
                     "batch-not-taken",
                     "the script takes no batch size from outside, so that none can be tried",
                     why="no option of it was found that takes one",
-                    fix="`--batch-option NAME` names its option; `ddplaunch plan --batch-size 8 -- …` says more",
+                    fix="`ddplaunch plan --batch-size 8 -- …` says how it can take one",
                     where=self._script[0],
                 )
             )
