@@ -354,9 +354,8 @@ def number_not_received(launch: Launch, script: ScriptReport) -> Iterator[Findin
     `ddplaunch.current()`.
     """
     groups: dict[str, list[Missing]] = {}
-    for missing in launch.missing:
-        if not missing.asked:
-            groups.setdefault(missing.reason.rpartition(", and ")[2], []).append(missing)
+    for missing in launch.not_received.values():
+        groups.setdefault(missing.reason.rpartition(", and ")[2], []).append(missing)
     for reason, group in groups.items():
         numbers = [_NUMBER[each.number].format(each.value) for each in group]
         reasons = dict.fromkeys(each.reason.rpartition(", and ")[0] for each in group)

@@ -136,3 +136,8 @@ class Launch:
     doubts: tuple[tuple[str, str], ...] = ()
     placement: Placement = Placement()
     needs: Needs = Needs()
+
+    @property
+    def not_received(self) -> dict[str, Missing]:
+        """The numbers of which a finding says that they do not arrive, so that nothing else has to say it."""
+        return {missing.number: missing for missing in self.missing if not missing.asked}

@@ -306,10 +306,15 @@ def plan_variables(run_id: str, handed_out: Plan) -> tuple[Variable, ...]:
 
 
 def _handed_out(options: Options, numbers: Numbers, topology: Topology, target: Target | None) -> Plan:
-    families = given_numbers(options, numbers)
-    nproc, nnodes = topology.nproc_per_node.value, topology.nnodes.value
-    automatic, executable = value_of(options.forward, True), target is not None and target.kind == "executable"
-    return Plan(numbers, nproc, nnodes, families, automatic, withheld_numbers(options), executable)
+    return Plan(
+        numbers,
+        topology.nproc_per_node.value,
+        topology.nnodes.value,
+        given_numbers(options, numbers),
+        value_of(options.forward, True),
+        withheld_numbers(options),
+        executable=target is not None and target.kind == "executable",
+    )
 
 
 def _others(topology: Topology) -> str:
@@ -344,7 +349,7 @@ def _variables(
     """Return the variables that the launch would set if the user had set none."""
     facts, nnodes = situation.facts, topology.nnodes.value
     if device == "cpu":
-        of_the_device = environment.hidden_gpus(facts.nvml, options.device)
+        of_the_device = environment.on_cpus(facts.nvml, options.device)
     else:
         of_the_device = [
             *environment.shown_gpus(gpus, options.gpus, amd=_amd(facts)),

@@ -132,11 +132,11 @@ def lr_text(launch: Launch) -> str:
     base, lr, factor = numbers.base_lr, numbers.lr, numbers.lr_factor
     if lr is not None and base is None and lr.source.kind == "script" and not doubts:
         return _not_scaled(launch)
+    if "lr" in launch.not_received:
+        return ""  # a finding says it
     if lr is None or ((base or lr).source.kind == "script" and (base is None or factor is None or factor.value == 1)):
         return ""
     value = number_text(lr.value) + "?" * bool(doubts)
-    if any(missing.number == "lr" for missing in launch.missing):
-        return _doubted(value, doubts)
     origin = " (as given)"
     if base is not None and factor is not None:
         origin = f" = {number_text(base.value)} × {number_text(factor.value)} ({_rule_text(numbers)})"
@@ -174,7 +174,7 @@ def _schedule_text(launch: Launch) -> str:
     parts = []
     if numbers.steps_per_epoch is not None:
         parts.append(f"{count(numbers.steps_per_epoch.value, 'step')} per epoch")
-    if numbers.warmup_steps is not None:
+    if numbers.warmup_steps is not None and "warmup_steps" not in launch.not_received:
         steps = count(numbers.warmup_steps.value, "warmup step")
         parts.append(_doubted(steps.replace(" ", "? ", 1) if doubts else steps, doubts))
     return ", ".join(parts)

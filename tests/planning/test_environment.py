@@ -39,7 +39,8 @@ def test_a_gpu_launch_gets_what_debugging_needs() -> None:
     assert "CUDA_VISIBLE_DEVICES" not in found, "nobody asked for particular GPUs"
     assert "GLOO_SOCKET_IFNAME" not in found, "one node needs no interface"
     of_cpus = decide(said(device="cpu"))
-    assert of_cpus["CUDA_VISIBLE_DEVICES"].value == ""
+    assert (of_cpus["CUDA_VISIBLE_DEVICES"].value, of_cpus["ACCELERATE_USE_CPU"].value) == ("", "true")
+    assert "ACCELERATE_USE_CPU" not in found
     assert not any(name.startswith(("NCCL", "TORCH")) for name in of_cpus)
 
 

@@ -71,13 +71,18 @@ def of_every_rank(placement: Placement) -> list[Variable]:
     return [stacks, Variable("OMP_NUM_THREADS", str(placement.threads), _DETECTED, placement.reason)]
 
 
-def hidden_gpus(nvml: NvmlFacts | Unavailable, device: Resolved[DeviceWord] | None) -> list[Variable]:
-    """Return the variable that hides this machine's GPUs from ranks on the CPU; ``device`` is ``--device`` if given."""
-    if isinstance(nvml, Unavailable) or not nvml.gpus:
-        return []
-    source = device.source if device else _DETECTED
-    name, nothing = (HIP_VISIBLE, "-1") if nvml.vendor == "amd" else (CUDA_VISIBLE, "")
-    return [Variable(name, nothing, source, "hides the GPUs: this launch runs on the CPU")]
+def on_cpus(nvml: NvmlFacts | Unavailable, device: Resolved[DeviceWord] | None) -> list[Variable]:
+    """Return the variables of ranks on the CPU; this machine's GPUs are hidden. ``device`` is ``--device`` if given.
+
+    Without the first, accelerate makes no group of ranks without GPUs:
+    https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/state.py (_prepare_backend)
+    """
+    variables = [Variable("ACCELERATE_USE_CPU", "true", DEFAULT, "without it, each rank of accelerate trains alone")]
+    if not isinstance(nvml, Unavailable) and nvml.gpus:
+        name, nothing = (HIP_VISIBLE, "-1") if nvml.vendor == "amd" else (CUDA_VISIBLE, "")
+        source = device.source if device else _DETECTED
+        variables.append(Variable(name, nothing, source, "hides the GPUs: this launch runs on the CPU"))
+    return variables
 
 
 def shown_gpus(gpus: tuple[str, ...] | None, typed: Resolved[str] | None, *, amd: bool = False) -> list[Variable]:
