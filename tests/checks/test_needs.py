@@ -15,7 +15,7 @@ from ddplaunch.planning.options import Options
 from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, Mistake
 from ddplaunch.values.resolved import Resolved, Source, SourceKind
 from tests.checks.cases import Case, fires, judge, silent
-from tests.checks.healthy import FLAG, healthy_launch, healthy_script, healthy_torch, topology
+from tests.checks.healthy import FLAG, healthy_launch, healthy_script, healthy_torch, healthy_torch_import, topology
 from tests.cli.cli_calls import Call, call, folder
 
 __all__ = ["call", "folder"]
@@ -139,9 +139,13 @@ def test_every_mistake_is_described_with_a_wrong_and_a_corrected_line() -> None:
     assert listed == [check.code for check in CHECKS]
 
 
-def test_a_launch_that_cannot_work_is_refused_before_the_start(call: Call, folder: Path) -> None:
+def test_a_launch_that_cannot_work_is_refused_before_the_start(
+    call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddplaunch.machine.gather._import", lambda _: lambda: healthy_torch_import())
     (folder / "doomed.py").write_text("import argparse, no_such_module\nargparse.ArgumentParser().parse_args()\n")
     said = call("run", "2", "--device", "cpu", "--", "doomed.py")
     assert said.status == 4 and "error[module-not-found]: doomed.py imports `no_such_module`" in said.err
     wrapped = call("run", "2", "--device", "cpu", "--dry-run", "--", "env", "A=1", "python", "doomed.py")
     assert wrapped.status == 0 and wrapped.err == "", "another interpreter may have it"
+    assert "error[module-not-found]" in call("doctor", "2", "--device", "cpu", "--", "doomed.py").out

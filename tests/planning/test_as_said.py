@@ -161,6 +161,8 @@ def test_a_program_of_another_kind_gets_its_options_behind_its_own_arguments() -
 
 def test_a_base_that_nobody_gave_does_not_arrive() -> None:
     options = said(lr_option="lr:base")
+    passes = forward((), Plan(NUMBERS, 4, 2, frozenset({"lr"})), understood_as_said(READ, options, TRAIN)).passed
+    assert [(one.value, one.note) for one in passes] == [("0.1", "the base one: the script scales it")]
     final = replace(NUMBERS, base_lr=None, lr_factor=None)
     (missing,) = forward((), Plan(final, 4, 2, frozenset({"lr"})), understood_as_said(READ, options, TRAIN)).missing
     assert missing.reason == "the script scales `--lr`, and nothing says from what"

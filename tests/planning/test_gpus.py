@@ -214,6 +214,7 @@ SLURM = {"SLURM_JOB_ID": "7", "CUDA_VISIBLE_DEVICES": "2,3", "SLURM_STEP_GPUS": 
         (SLURM, (), "2,3", "Slurm"),
         ({**SLURM, "SLURM_STEP_GPUS": "", "GPU_DEVICE_ORDINAL": "2,3"}, (), "2,3", "Slurm"),
         ({**SLURM, "CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_ON_NODE": "2"}, (), "0,1", "Slurm"),
+        ({**SLURM, "SLURM_STEP_GPUS": "", "SLURM_JOB_GPUS": "2,3"}, (), "2,3", "Slurm"),
         ({**SLURM, "CUDA_VISIBLE_DEVICES": "3"}, (), "3", "the shell's environment"),  # the batch script narrowed it
         (SLURM, (("CUDA_VISIBLE_DEVICES", "2", Source("flag", "--env")),), "2", "`--env`"),
         ({}, (("CUDA_VISIBLE_DEVICES", "2", Source("flag", "--env-file a.env")),), "2", "`--env-file a.env`"),

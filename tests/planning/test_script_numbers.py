@@ -296,7 +296,9 @@ def test_numbers_follow_from_what_was_given_and_defaults_do_not_count() -> None:
     assert given_numbers(Options(batch_size=Resolved(8, FLAG)), numbers) == {"batch_size"}
     computed = Numbers(Resolved(4, FLAG), accum=Resolved(2, Source("computed")))
     assert given_numbers(Options(global_batch_size=Resolved(64, FLAG)), computed) == {"batch_size", "accum"}
-    assert given_numbers(Options(warmup=Resolved(64, FLAG)), computed) == {"warmup_steps", "accum"}
+    for name in ("warmup", "base_warmup"):
+        found = given_numbers(Options(**{name: Resolved(64, FLAG)}), computed)  # type: ignore[arg-type]
+        assert found == {"warmup_steps", "accum"}
 
 
 SCRIPT = report(
@@ -363,6 +365,13 @@ def test_a_reference_batch_of_the_script_is_the_base_of_a_given_learning_rate() 
     base = Resolved(1e-3, FLAG)
     found = complete_from_script(Options(base_lr=base), TRAIN, FOUR, SCALED)
     assert found.base_batch_size == Resolved(256, Source("script", "train.py:31 scales from it"))
+    assert complete_from_script(Options(base_lr=base), TRAIN, FOUR, scaling(by((WORLD, 1.0)))).base_batch_size is None
+    square = report(
+        option("--lr", "lr", rule=by(("batch", 0.5), constant=1 / 16)), option("--batch", "batch_size", "64")
+    )
+    found = complete_from_script(Options(base_lr=base), TRAIN, FOUR, square)
+    assert found.base_batch_size == Resolved(256, Source("script", "train.py:31 scales from it"))
+    assert found.lr_scaling == Resolved("sqrt", Source("script", "train.py:31"))
     said = Resolved(32, FLAG)
     assert (
         complete_from_script(Options(base_lr=base, base_batch_size=said), TRAIN, FOUR, SCALED).base_batch_size == said
@@ -416,4 +425,7 @@ def test_losses_that_nothing_divides_are_said_where_several_add_up() -> None:
     assert "the loss at train.py:31" in note and "if nothing does" in note and "`(loss / accum).backward()`" in note
     one = replace(NUMBERS, accum=Resolved(1, FLAG))
     assert forward((), plan("accum", numbers=one), script).notes == ()
+    assert forward((), plan("accum", numbers=one), report()).missing == (), "one micro-batch needs no option"
+    (rate,) = forward((), plan("lr", numbers=replace(NUMBERS, lr=Resolved(2.0, FLAG))), report()).missing
+    assert rate.value == "2"
     assert forward((), plan("accum"), replace(script, options=())).notes == (), "it is not passed"
