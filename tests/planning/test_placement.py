@@ -115,22 +115,23 @@ def test_one_node_leaves_gpu_ranks_alone(tmp_path: Path) -> None:
     assert threads(launch) == "2", "4 cores, of 8 hyper-threads"
 
 
-def disjoint(found: Placement) -> list[set[int]]:
+@pytest.mark.parametrize(
+    ("nproc", "sizes", "text"),
+    [
+        (4, [4] * 4, "each of 4 ranks on 4 physical cores of its own"),
+        (3, [5, 5, 6], "each of 3 ranks on 5 physical cores of its own"),  # as evenly as they can be divided
+        (16, [1] * 16, "each of 16 ranks on 1 physical core of its own"),
+        (17, [], "not bound: 16 physical cores for 17 ranks"),
+    ],
+)
+def test_cpu_ranks_get_cores_of_their_own(tmp_path: Path, nproc: int, sizes: list[int], text: str) -> None:
+    found = on_cpus(tmp_path, nproc)
     sets = [set(numbers_of(cpus)) for cpus in found.cpus]
+    assert sorted(len(cpus) // 2 for cpus in sets) == sizes and found.text == text, "hyper-threads stay together"
     assert sum(map(len, sets)) == len(set().union(*sets)), "no CPU twice"
-    return sets
-
-
-def test_cpu_ranks_get_cores_of_their_own(tmp_path: Path) -> None:
-    found = on_cpus(tmp_path, 4)
-    assert found.cpus == ("0-3,16-19", "4-7,20-23", "8-11,24-27", "12-15,28-31")
-    assert (found.threads, found.apart, found.shown) == (4, True, True)
-    assert found.text == "each of 4 ranks on 4 physical cores of its own"
-
-
-def test_cores_that_do_not_divide_are_divided_as_evenly_as_they_can(tmp_path: Path) -> None:
-    sizes = [len(cpus) // 2 for cpus in disjoint(on_cpus(tmp_path, 3))]
-    assert sorted(sizes) == [5, 5, 6], "hyper-threads stay together"
+    if nproc == 4:
+        assert found.cpus == ("0-3,16-19", "4-7,20-23", "8-11,24-27", "12-15,28-31")
+        assert (found.threads, found.apart, found.shown) == (4, True, True)
 
 
 @pytest.mark.parametrize(
@@ -140,11 +141,6 @@ def test_cores_that_do_not_divide_are_divided_as_evenly_as_they_can(tmp_path: Pa
 def test_ranks_on_the_cpu_are_left_to_the_kernel(tmp_path: Path, placement: str, says: str) -> None:
     found = on_cpus(tmp_path, 4, placement=placement)
     assert (found.cpus, found.text, found.threads) == ((), says, 4)
-
-
-def test_cores_are_given_down_to_one(tmp_path: Path) -> None:
-    assert len(disjoint(on_cpus(tmp_path, 16))) == 16
-    assert on_cpus(tmp_path, 17).text == "not bound: 16 physical cores for 17 ranks"
 
 
 def test_a_cpuset_of_odd_cpus_is_divided_and_named(tmp_path: Path) -> None:

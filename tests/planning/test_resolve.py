@@ -81,11 +81,23 @@ def test_device_and_processes_follow_torch_and_what_is_visible(
     assert (by_env.device, by_env.topology) == (launch.device, launch.topology)
 
 
-@pytest.mark.parametrize(("facts", "environ"), [({"nvml": NO_GPU}, {}), ({}, HIDDEN)])
-def test_auto_on_cuda_without_a_count_is_refused(facts: dict[str, Any], environ: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("typed", "facts", "environ", "code"),
+    [
+        ({"device": "cuda"}, {"nvml": NO_GPU}, {}, "no-gpu-to-count"),
+        ({"device": "cuda"}, {}, HIDDEN, "no-gpu-to-count"),
+        ({"device": "tpu"}, {}, {}, "usage"),
+        ({"device": "cpu", "gpus": "0"}, {}, {}, "usage"),
+        ({"memory": "8G"}, {}, {}, "usage"),
+        ({"nproc": "2", "show": "2"}, {}, {}, "usage"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(
+    typed: dict[str, str], facts: dict[str, Any], environ: dict[str, str], code: str
+) -> None:
     with pytest.raises(UsageError) as caught:
-        decide(said(device="cuda"), healthy_facts(**facts), environ=environ)
-    assert caught.value.findings[0].code == "no-gpu-to-count"
+        decide(said(**typed), healthy_facts(**facts), environ=environ)
+    assert caught.value.findings[0].code == code
 
 
 CPU = {"torch": healthy_torch(cuda=None)}
@@ -122,42 +134,27 @@ def test_nodes_learn_of_each_others_end_unless_the_launch_goes_on(nodes: str, to
     assert Settings.from_json(settings).others == told
 
 
-@pytest.mark.parametrize("typed", [{"device": "tpu"}, {"device": "cpu", "gpus": "0"}])
-def test_unknown_and_contradicting_devices_are_refused(typed: dict[str, str]) -> None:
-    with pytest.raises(UsageError):
-        decide(said(**typed))
-
-
 def test_numbers_reach_arguments_environment_and_current_alike() -> None:
     launch = decide(said(nproc="4", batch_size=16, base_lr=1e-4, dataset_size=6400))
     assert launch.argv[-7:] == ("train.py", "--batch-size", "16", "--lr", "0.0004", "--epochs", "3")
     environment = variables(launch)
     assert environment["DDPLAUNCH_LR"] == "0.0004"
     assert environment["DDPLAUNCH_GLOBAL_BATCH_SIZE"] == "64"
-    assert current(environment) == Current(
-        run_id="run-1",
-        batch_size=16,
-        accum=1,
-        global_batch_size=64,
-        world_size=4,
-        nproc=4,
-        nnodes=1,
-        lr=4e-4,
-        lr_factor=4.0,
-        steps_per_epoch=100,
-        dataset_size=6400,
-    )
+    ours = {"run_id": "run-1", "batch_size": 16, "accum": 1, "global_batch_size": 64, "world_size": 4, "nproc": 4}
+    more = {"nnodes": 1, "lr": 4e-4, "lr_factor": 4.0, "steps_per_epoch": 100, "dataset_size": 6400}
+    assert current(environment) == Current(**ours, **more)  # type: ignore[arg-type]
 
 
-def test_the_default_of_the_script_makes_the_batch_and_is_not_passed_again() -> None:
-    launch = decide(said(nproc="4"))
-    assert launch.numbers.global_batch_size is not None and launch.numbers.global_batch_size.value == 256
+@pytest.mark.parametrize(
+    ("options", "script", "batch"),
+    [({"nproc": "4"}, SCRIPT, 256), ({"nproc": "2", "batch_size": 4}, Unavailable("no script was named"), 8)],
+)
+def test_a_batch_of_the_script_is_not_passed_again(
+    options: dict[str, Any], script: ScriptReport | Unavailable, batch: int
+) -> None:
+    launch = decide(said(**options), script=script)
+    assert launch.numbers.global_batch_size is not None and launch.numbers.global_batch_size.value == batch
     assert launch.passed == ()
-
-
-def test_a_plan_needs_no_script() -> None:
-    situation_launch = decide(said(nproc="2", batch_size=4), script=Unavailable("no script was named"))
-    assert situation_launch.numbers.global_batch_size is not None
 
 
 def test_several_nodes_share_an_id_that_one_node_does_not_invent() -> None:

@@ -106,55 +106,39 @@ def test_computed_values_show_the_numbers_they_came_from() -> None:
     assert numbers.base_batch_size == Resolved(16, Source("computed", "16 × 1 × 1"))
 
 
-def test_a_base_without_any_batch_is_one_gpu() -> None:
-    numbers = compute(ask(4, base_lr=1e-4))
-    assert numbers.lr_factor == Resolved(4.0, Source("computed", "linear: 4 / 1 GPU"))
-    assert numbers.base_batch_size is None
-    assert "base_lr was tuned for one GPU with the batch that the script uses" in texts(numbers)
-
-
-def test_defaults_are_assumptions_with_sources() -> None:
-    said = texts(compute(ask(4, batch_size=8, accum=2, base_lr=1e-4)))
-    assert "Goyal et al. 2017" in said
-    assert "for Adam-like optimizers `--lr-scaling sqrt` is usual" in said
-    assert "base_lr was tuned for one GPU with 16 samples per optimizer step" in said
-    assert compute(ask(1, batch_size=8, base_lr=1e-4)).assumptions == (), "nothing is scaled"
-
-
-def test_what_was_said_is_no_assumption() -> None:
-    request = ask(4, batch_size=8, base_lr=1e-4, base_batch_size=32, lr_scaling="linear")
-    numbers = compute(request)
-    assert value(numbers.lr_factor) == 1
-    assert numbers.assumptions == ()
-
-
-def test_a_warmup_is_not_scaled_beside_a_final_lr() -> None:
-    numbers = compute(ask(4, batch_size=8, lr=3e-4, base_warmup=100))
-    assert value(numbers.warmup_steps) == 100
-    assert (numbers.lr_factor, numbers.lr_scaling, numbers.assumptions) == (None, None, ())
-
-
-def test_lr_is_final_while_warmup_scales_by_a_rule() -> None:
-    request = ask(4, batch_size=8, lr=3e-4, base_warmup=100, lr_scaling="linear")
-    numbers = compute(request)
-    assert numbers.lr is request.lr
-    assert value(numbers.warmup_steps) == 400
-    assert "base_warmup was tuned for one GPU" in texts(numbers)
-
-
-def test_a_final_warmup_is_not_scaled() -> None:
-    numbers = compute(ask(4, batch_size=8, base_lr=1e-4, warmup=100))
-    assert value(numbers.warmup_steps) == 100 and numbers.base_warmup is None
-    assert value(compute(ask(4, warmup=0)).warmup_steps) == 0
-    text = refused(ask(4, batch_size=8, base_lr=1e-4, warmup=100, base_warmup=50), "warmup-given-twice")
-    assert "`--warmup 100` and `--base-warmup 50`" in text and "`--warmup` is final" in text
-
-
-def test_warmup_halves_go_up_and_zero_stays() -> None:
-    half = ask(1, batch_size=5, base_batch_size=2, base_warmup=5)
-    assert value(compute(half).warmup_steps) == 13  # 12.5, which round() would take to 12
-    assert value(compute(ask(8, base_warmup=0)).warmup_steps) == 0
-    assert value(compute(ask(4, base_warmup=100, lr_scaling="sqrt")).warmup_steps) == 200
+@pytest.mark.parametrize(
+    ("world", "said", "factor", "warmup", "assumes"),
+    [
+        (4, {"base_lr": 1e-4}, 4.0, None, "base_lr was tuned for one GPU with the batch that the script uses"),
+        (4, {"batch_size": 8, "accum": 2, "base_lr": 1e-4}, 4.0, None, "one GPU with 16 samples per optimizer step"),
+        (4, {"batch_size": 8, "base_lr": 1e-4}, 4.0, None, "Goyal et al. 2017"),
+        (4, {"batch_size": 8, "base_lr": 1e-4}, 4.0, None, "for Adam-like optimizers `--lr-scaling sqrt` is usual"),
+        (1, {"batch_size": 8, "base_lr": 1e-4}, 1.0, None, ""),  # nothing is scaled
+        (4, {"batch_size": 8, "base_lr": 1e-4, "base_batch_size": 32, "lr_scaling": "linear"}, 1.0, None, ""),
+        (4, {"batch_size": 8, "lr": 3e-4, "base_warmup": 100}, None, 100, ""),  # not scaled beside a final rate
+        (
+            4,
+            {"batch_size": 8, "lr": 3e-4, "base_warmup": 100, "lr_scaling": "linear"},
+            4.0,
+            400,
+            "base_warmup was tuned",
+        ),
+        (4, {"batch_size": 8, "base_lr": 1e-4, "warmup": 100}, 4.0, 100, "base_lr was tuned"),
+        (4, {"warmup": 0}, None, 0, ""),
+        (1, {"batch_size": 5, "base_batch_size": 2, "base_warmup": 5}, 2.5, 13, "base_warmup scaled"),  # 12.5: up
+        (8, {"base_warmup": 0}, 8.0, 0, "base_warmup was tuned"),
+        (4, {"base_warmup": 100, "lr_scaling": "sqrt"}, 2.0, 200, "base_warmup was tuned"),
+    ],
+)
+def test_what_is_scaled_and_assumed(
+    world: int, said: dict[str, Any], factor: float | None, warmup: int | None, assumes: str
+) -> None:
+    numbers = compute(ask(world, **said))
+    assert (numbers.lr_factor and numbers.lr_factor.value) == factor
+    assert (numbers.warmup_steps and numbers.warmup_steps.value) == warmup
+    assert assumes in texts(numbers) and bool(numbers.assumptions) == bool(assumes), texts(numbers)
+    assert (numbers.base_warmup is not None) == ("base_warmup" in said)
+    assert numbers.lr is None or "lr" not in said or numbers.lr.value == said["lr"]
 
 
 @pytest.mark.parametrize(("name", "said"), [("lr_scaling", "linear"), ("lr_max_factor", 2.0), ("base_batch_size", 32)])
@@ -193,6 +177,7 @@ def test_an_impossible_number_names_its_flag(name: str, wrong: float) -> None:
     ("world", "said", "code", "words"),
     [
         (4, {"lr": 4e-4, "base_lr": 1e-4}, "lr-given-twice", "`--lr 0.0004` and `--base-lr 0.0001`"),
+        (4, {"warmup": 100, "base_warmup": 50}, "warmup-given-twice", "`--warmup 100` and `--base-warmup 50`"),
         (4, {"base_lr": 1e-4, "base_batch_size": 64}, "batch-unknown", "--batch-size 8"),
         (2, {"base_lr": 1e308}, "number-out-of-range", "is inf"),
         (1, {"base_lr": 5e-324, "lr_max_factor": 1e-9}, "number-out-of-range", "is 0,"),
