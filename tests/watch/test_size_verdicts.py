@@ -64,7 +64,8 @@ def test_speed_up_weak_and_strong() -> None:
     assert weak is not None and weak.speed_up == pytest.approx(3.2)
     strong = speed_up(size(4, 0.05, samples_per_s=None), unknown[0], strong=True)
     assert strong is not None and strong.speed_up == pytest.approx(2.0) and strong.ideal == 4
-    assert speed_up(SizeMeasured(2), one, strong=False) is None
+    assert speed_up(SizeMeasured(2), one, strong=False) is speed_up(four, SizeMeasured(1), strong=False) is None
+    assert speed_up(four, None, strong=False) is None
 
 
 def changed(**more: float) -> dict[str, float]:
