@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import select
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -37,7 +36,7 @@ def say(text, stream=sys.stdout):
 
 def wait():
     Path(f"running-{rank}-{attempt}").write_text(str(os.getpid()))
-    time.sleep(120)
+    time.sleep(1000)
 
 def exception():
     if rank == 1:
@@ -48,11 +47,6 @@ def status():
     if rank == 1:
         say("leaving", sys.stderr)
         sys.exit(3)
-    wait()
-
-def killed():
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
     wait()
 
 def saves():
@@ -69,12 +63,11 @@ def deaf():
 
 def workers():
     for _ in range(2):
-        multiprocessing.get_context("fork").Process(target=time.sleep, args=(120,)).start()
+        multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,)).start()
     wait()
 
 def second():
     say(f"rank {rank}, attempt {attempt}")
-    Path(f"began-{rank}-{attempt}").touch()
     if attempt == 0 and rank == 0:
         wait()
     while attempt == 0 and not Path("running-0-0").exists():
@@ -254,12 +247,3 @@ def of_folder(folder: Path) -> list[str]:
             except OSError:
                 continue
     return found
-
-
-def kill(processes: Sequence[int]) -> None:
-    """Kill what a test may have left."""
-    for pid in processes:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except OSError:
-            continue

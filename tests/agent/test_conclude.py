@@ -81,6 +81,7 @@ def failure(number: int, exit_code: int, timestamp_s: int = 5) -> RankFailure:
         (ended(), rank(1, exit_code=None, signal="signal 36"), 164, "failed"),
         (ended(state="signal", signal=15), rank(1, exit_code=1), 143, "terminated"),
         (ended(state="signal", signal=2), None, 130, "terminated"),
+        (ended(state="signal", signal=1), None, 129, "terminated"),
         (ended(state="failed", signal=15), rank(1, exit_code=4), 4, "failed"),
         (ended(state="error", error="RendezvousTimeoutError"), None, 1, "failed"),
         (ended(failures=(failure(0, -15, 1), failure(1, -11))), None, 139, "failed"),

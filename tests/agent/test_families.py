@@ -17,7 +17,7 @@ from tests.hosts.launching import clean_environment
 
 #: Forks itself for each family, as a warm start does, so that torch is imported once.
 FAMILIES = r"""
-import copy, io, json, os, pickle, sys, warnings
+import copy, io, itertools, json, os, pickle, sys, warnings
 import torch
 import torch._dynamo  # as the first optimizer does, for two seconds
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
@@ -204,13 +204,14 @@ def shared_batches():
     for (batch,) in DataLoader(samples, batch_sampler=Shared(torch.utils.data.RandomSampler(samples), 4, False)):
         step(batch)
 
-folder, watched = sys.argv[1], sys.argv[2] == "watched"
+folder = sys.argv[1]
 warnings.simplefilter("ignore")
-for family in (plain, workers, accumulation, fetches_ahead, own_batches,
+families = (plain, workers, accumulation, fetches_ahead, own_batches,
                a_distributed_model_that_was_compiled, iterable, two_optimizers, scheduler, manual, closure,
                scaler_skips, compiled, restored, loaded_with_what_it_had, one_step, broken,
                epochs_in_one_order, epochs_that_are_told,
-               by_hand, kept_method, reduced_in_the_backward_pass, shared_batches):
+               by_hand, kept_method, reduced_in_the_backward_pass, shared_batches)
+for watched, family in itertools.product((True, False), families):
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -221,7 +222,7 @@ for family in (plain, workers, accumulation, fetches_ahead, own_batches,
             family()
             weights = [value.hex() for part in model.parameters() for value in part.flatten().tolist()]
             frames = dict(sys.modules["torch._dynamo.utils"].counters["frames"])  # what was compiled
-            print(json.dumps([family.__name__, weights, torch.rand(1).item(), frames]), flush=True)
+            print(json.dumps([watched, family.__name__, weights, torch.rand(1).item(), frames]), flush=True)
             status = 0
         finally:
             os._exit(status)
@@ -242,13 +243,12 @@ class Families(NamedTuple):
 def families(tmp_path_factory: pytest.TempPathFactory) -> Families:
     folder = tmp_path_factory.mktemp("families")
     (folder / "families.py").write_text(FAMILIES)
-    printed = []
-    for how in ("watched", "alone"):
-        environ = clean_environment(RANK="0", WORLD_SIZE="1", PYTHONPATH=str(Path(__file__).parents[2]))
-        command = [sys.executable, "families.py", str(folder), how]
-        done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=DEADLINE_S)
-        assert done.returncode == 0, done.stderr
-        printed.append({line[0]: line[1:] for line in map(json.loads, done.stdout.splitlines())})
+    environ = clean_environment(RANK="0", WORLD_SIZE="1", PYTHONPATH=str(Path(__file__).parents[2]))
+    command = [sys.executable, "families.py", str(folder)]
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 0, done.stderr
+    lines = list(map(json.loads, done.stdout.splitlines()))
+    printed = [{line[1]: line[2:] for line in lines if line[0] is watched} for watched in (True, False)]
     notes = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
     phases = {path.name.split(".")[0]: parsed(path.read_bytes().splitlines()) for path in folder.glob("*.phases.jsonl")}
     return Families(notes, phases, *printed)

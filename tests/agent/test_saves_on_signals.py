@@ -98,8 +98,8 @@ def assert_saved(launch: subprocess.Popen[bytes], folder: Path, *names: str) -> 
 
 #: Each sender with a start: cold and warm ranks keep their workers by other code.
 WAYS = [
-    *((send, "warm") for send in (by_stop, by_the_launchers_death, to_every_process)),
-    *((send, "cold") for send in (by_ctrl_c, to_every_process)),
+    *((send, "warm") for send in (by_stop, by_ctrl_c, by_the_launchers_death)),
+    (to_every_process, "cold"),
 ]
 
 
