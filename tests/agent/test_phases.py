@@ -246,7 +246,10 @@ def launched(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_a_run_says_where_its_time_went_and_who_was_late(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     words = ["2", "--device", "cpu", "--start", "warm", "--no-checks", "--run-id"]
-    plain, done = launched(tmp_path, *words, "plain"), launched(tmp_path, *words, "r", "--phases")
+    plain = launched(tmp_path, *words, "plain", "--no-observe")
+    done = launched(tmp_path, *words, "r", "--phases")
+    notes = {run: len(list((tmp_path / ".ddplaunch/runs" / run).rglob("*.observed.json"))) for run in ("plain", "r")}
+    assert notes == {"plain": 0, "r": 2}, "and both compute the same"
     assert (plain.returncode, done.returncode) == (0, 0), done.stderr
     assert plain.stdout == done.stdout and "loss" in done.stdout
     said = " ".join(done.stderr.split())

@@ -48,12 +48,15 @@ def test_what_a_process_that_is_forked_must_be_like(
 ) -> None:
     monkeypatch.setattr(sys, "orig_argv", ["python", *words])
     monkeypatch.setattr(why_cold, "gpu_devices", lambda _: gpus)
+    monkeypatch.setattr(why_cold, "POPEN", SimpleNamespace(is_known=lambda: True))  # else it imports torch
     for name, file in modules.items():
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(__file__=file))
     found = why_no_fork()
     assert found is None if reason is None else found is not None and reason in found and "\n" not in found
     monkeypatch.setattr(sys, "getprofile", lambda: print)
     assert why_no_fork() is not None and (found or "debugger" in str(why_no_fork()))
+    monkeypatch.setattr(why_cold, "POPEN", SimpleNamespace(is_known=lambda: False))
+    assert why_no_fork() == "this torch starts its ranks in a way unknown to ddplaunch"
 
 
 @pytest.mark.parametrize(
