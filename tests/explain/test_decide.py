@@ -146,6 +146,9 @@ STORE_LOST = (
         ("attempt 0 of pid 70\n" + FLAKY + "attempt 1 of pid 90\nall is well\n", None, None),
         ("attempt 0 of pid 70\n" + FLAKY + "all is well\n", "script-exception", 1),
         ("attempt 0 of pid 70\n" + FLAKY + "attempt 1 of pid 90\n" + FLAKY, "script-exception", 1),
+        # what one rank said before another one ended is no good end of all
+        ("[rank 0] sent, done\n" + lost(1), "unknown", None),
+        (lost(1) + "step 1/2\nstep 2/2\n[rank 0] sent, done\n", None, None),
         # nobody else is there who could have quoted the only line
         (f'log: "{GPU_FULL}"\n', "cuda-out-of-memory", None),
         (f'log: "{GPU_FULL}"\n' + STEPS + "done\n", None, None),
@@ -399,6 +402,8 @@ def test_a_sample_that_is_said_to_be_skipped_was_survived_if_one_step_follows() 
     failed = raised(None, "FileNotFoundError: [Errno 2] No such file or directory: 'img_5.jpg'")
     skipped = "".join(f"iter {step} loss 0.5\n" for step in range(5)) + "ERROR [41] skipping sample 5\n" + failed
     assert explained(skipped + "iter 5 loss 0.4\n").diagnosis is None
+    assert explained(f"step 4 loss 0.5\n{failed}skipping sample 5\nstep 5 loss 0.4\n").diagnosis is None
+    assert diagnosed(f"step 4 loss 0.5\n{failed}no sample 5\nstep 5 loss 0.4\n").code == "dataset-missing"
     assert diagnosed(skipped).code == "dataset-missing"
     assert diagnosed(skipped.replace("skipping", "cannot read") + "iter 5 loss 0.4\n").code == "dataset-missing"
 

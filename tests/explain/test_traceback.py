@@ -102,6 +102,8 @@ def test_what_the_interpreter_ignores_is_marked() -> None:
     assert tracebacks("Exception ignored in: <function X.__del__>\n" + raised(None, "AssertionError: child"))[0].handled
     assert tracebacks("WARNING: retrying\n" + raised(None, "OSError: once"))[0].logged
     assert tracebacks("Exception in thread Thread-3:\n" + raised(None, "OSError: once"))[0].side
+    assert tracebacks(raised(None, "OSError: once") + "skipping shard 7\n")[0].logged
+    assert not tracebacks(raised(None, "OSError: once") + "ERROR: skipping is no option\n")[0].logged
     plain = tracebacks("INFO: step 3\n" + lost(0))[0]
     assert not (plain.handled or plain.logged or plain.side)
 

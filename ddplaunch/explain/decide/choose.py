@@ -256,7 +256,10 @@ def _chosen(case: Case) -> RootCause | None:
         return _of_exit(spoken, case)
     cut = unfinished_report(scanned, case.work)
     spoken_of = {hit.line.at for hit in scanned.hits if not hit.signature.is_root}  # of others, maybe "finished"
-    own_lines = [line for line in scanned.lines[-400:] if line.at not in spoken_of]
+    uncaught = {each.root.line.at for each in scanned.tracebacks if not (each.launcher or each.handled or each.logged)}
+    # what was said before a rank ended, because it had lost another one, does not tell of a good end
+    since = max((hit.line.at for hit in case.echoes if hit.line.at in uncaught), default=-1)
+    own_lines = [line for line in scanned.lines[-400:] if line.at not in spoken_of and line.at > since]
     codes = {hit.signature.code for hit in scanned.hits}  # an agent whose ranks succeeded; an interpreter shutting down
     left = "rendezvous-shutdown" in codes or ("teardown-noise" in codes and not case.complaining)
     if not (case.failed or cut) and (left or ended_well(own_lines, bool(case.complaining))):

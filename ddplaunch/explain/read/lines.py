@@ -18,17 +18,10 @@ from typing import BinaryIO, NamedTuple
 
 from ddplaunch.explain.diagnosis import Evidence, LogSource
 from ddplaunch.explain.read.prefixes import NOBODY, Prefixes, Speaker, without_known
-from ddplaunch.explain.signatures import named
+from ddplaunch.explain.signatures import named, patterns
 
 Numbered = tuple[int, str]
-#: A line that warns of an error, or says that the program continues.
-_LOGGED = re.compile(
-    r"\b(?:WARNING|(?<!NCCL )WARN|DEBUG)\b"
-    r"|(?i:\b(?:skip(?:ping|ped)?|ignor(?:ing|ed)|retry(?:ing)?(?! count)|halv(?:ing|ed)|fall(?:ing)? ?back"
-    r"|continuing|going on|will not be (?:enabled|used)|übersprungen|überspringe|weiter mit|erneuter versuch"
-    r"|ignorée?|on continue|omitiendo|se omite|reintent\w+|pomijam|ponawiam|пропуск\w+|повтор\w+|продолжа\w+)\b)"
-    r"|跳过|忽略|重试|改用|继续|スキップ|再試行|続行|건너뜁|재시도|계속"
-)
+_LOGGED, _BEHIND_BAR, _IS_NAMED = patterns("lines")
 
 
 def announced_in(text: str) -> bool:
@@ -57,8 +50,6 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@
 _UNSEEN = {0xFEFF: None, 0x200B: None, 0xA0: " "}
 _LONGEST = 4000  # characters that are read of a line; Python refuses numbers of more than 4300 digits
 _SHOWN = 300  # characters of a line of evidence
-#: The end of a tqdm bar after which something else was printed on the same line.
-_BEHIND_BAR = re.compile(r"(?:(?<=it/s\])|(?<=s/it\]))(?=.{4})")
 
 
 def clean(raw: str) -> str:
@@ -69,11 +60,6 @@ def clean(raw: str) -> str:
         raw = _ANSI.sub("", raw)
     raw = raw.replace("\x08", "").replace("\x00", "")
     return raw if raw.isascii() else raw.translate(_UNSEEN)
-
-
-_IS_NAMED = re.compile(
-    r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Timeout)(?:\(\w+\))?(?::|$)"
-)
 
 
 def names_exception(text: str) -> bool:

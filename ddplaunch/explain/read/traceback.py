@@ -20,7 +20,7 @@ _RAISED = re.compile(
 )
 _GROUP, _GROUPED = re.compile(r"^\s+(?:\+-[-+]+ \d+ -+|[|+] ?)"), re.compile(r"ExceptionGroup$")
 _IMPORTS = re.compile(r"\b(?:ImportError|ModuleNotFoundError|OSError)$")
-_DOES_WITHOUT, _IGNORED, _THREAD, _LAUNCHER, _SPAWNER, _LAUNCHES = patterns("tracebacks")
+_DOES_WITHOUT, _SKIPS, _IGNORED, _THREAD, _LAUNCHER, _SPAWNER, _LAUNCHES = patterns("tracebacks")
 _FROM_RAY = re.compile(r"\bRayTaskError\(\w+\)$")
 _SPAWNED = re.compile(r"^-- Process (\d+) terminated with the following error:")
 _CHAINED = {
@@ -153,12 +153,13 @@ class _Open:
     def take_words(self, line: Line) -> None:
         """Use the line as the message of the last exception if that has none, and as a hint whether it was caught.
 
-        A line that tells what happens without a module that could not be imported shows that it was caught.
+        A line that tells what happens without a module that could not be imported, or what is skipped, shows that it
+        was caught.
         """
         if not (self.parts and line.text) or line.at > (last := self.parts[-1]).line.at + _EMPTY:
             return
-        without = bool(_IMPORTS.search(last.raised.type) and _DOES_WITHOUT.search(line.text))
-        self.logged |= without
+        without = _IMPORTS.search(last.raised.type) and _DOES_WITHOUT.search(line.text)
+        self.logged |= bool(without or _SKIPS.search(line.text))
         text, wordless, self.wordless = line.text.strip(), self.wordless, False
         if wordless and not (_HEADER.search(text) or _FRAME.match(text)):
             self.parts[-1] = replace(last, raised=replace(last.raised, message=text))
