@@ -20,6 +20,8 @@ _LATE_FACTOR = 10.0
 _LATE_US = 2000.0
 _TWO_HOSTS = "with two hosts nothing tells which of them it is, or what lies between them"
 _LINK = "`ethtool INTERFACE` shows the speed and `ip -s link` drops; `--socket-ifname NAME` picks another interface"
+_LARGE_LOST = "4 bytes get through and more do not, as where something on the way drops large packets (MTU)"
+_SMALLER = "`sudo ip link set dev INTERFACE mtu 1500` on these hosts; `ip link` shows the names and what is set now"
 _PREFIXES = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"))
 
 
@@ -84,15 +86,18 @@ def comm_cut_off(comm: Comm) -> Iterator[Finding]:
     """Collectives fail between a host and every other host that was tried, or between two hosts.
 
     Hosts are tested in pairs, each with three partners. A host is the cause if it fails with all of its partners, and
-    at least one of these works with another host. If there are only two hosts, either may be the cause.
+    at least one of these works with another host. If there are only two hosts, either may be the cause. Where four
+    bytes get through and larger messages do not, something on the way drops packets of the size that hosts send (MTU).
     Remedy: let TCP through between the hosts, on all ports: ranks connect to ports that the kernel chooses.
     """
     for blame in _blamed(comm.pairs, lambda group: group.problem is not None):
+        only_small = all(group.latency_us and not group.bandwidth for group in blame.groups)
+        ports = f"let TCP through {blame.place('to and from')} on all ports"
         yield error(
             "comm-cut-off",
             f"no collective gets through {blame.place('to and from')}: {blame.groups[0].problem}",
-            why=blame.proof,
-            fix=f"let TCP through {blame.place('to and from')} on all ports{blame.leave_out}",
+            why=f"{_LARGE_LOST}; {blame.proof}" if only_small else blame.proof,
+            fix=f"{_SMALLER if only_small else ports}{blame.leave_out}",
             where=blame.hosts,
         )
 

@@ -13,7 +13,7 @@ import pytest
 
 from ddplaunch.cli.commands.launch.doctor import comm_words, device_of, run_comm_test
 from ddplaunch.cli.parsing.typed_words import TypedLaunch
-from ddplaunch.comm.results import Comm, comm_results
+from ddplaunch.comm.results import Comm, GroupResult, comm_results
 from ddplaunch.comm.view import comm_json, comm_text
 from ddplaunch.machine.facts import TorchImport
 from ddplaunch.machine.processes.process_table import process_table
@@ -57,6 +57,15 @@ def test_findings(golden: Golden) -> None:
     two = outcome_of(2, lambda group: None)
     all_findings = [*findings(mixed(6)), *findings(Comm(failure=REFUSED)), *findings(two)]
     golden("comm-findings-80", findings_text(all_findings, Terminal(80)))
+
+
+def test_where_only_small_messages_get_through_the_size_of_packets_is_suspected() -> None:
+    pair = GroupResult("pair", ("a", "b"), 2, None, 90.0, "all-reduces did not end within 12 s")
+    slow = replace(pair, bandwidth=1e4)
+    for group, said in ((pair, "(MTU)"), (replace(pair, latency_us=None), "with two hosts"), (slow, "with two")):
+        (finding,) = findings(Comm("gloo", ("a", "b"), (group,), ended=True))
+        assert finding.code == "comm-cut-off" and said in finding.why
+        assert ("mtu 1500" in finding.fix) == (group is pair) != ("on all ports" in finding.fix)
 
 
 def test_json_has_every_group_with_its_numbers() -> None:

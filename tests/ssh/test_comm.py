@@ -74,3 +74,19 @@ def test_nothing_is_left_when_the_doctor_is_killed(six: Lab) -> None:
     os.kill(started_by(process), signal.SIGKILL)
     process.communicate(timeout=90)
     six.nothing_left(RUN, hosts=hosts)
+
+
+def test_large_packets_that_are_dropped_on_the_way_are_suspected_and_what_is_typed_helps(six: Lab) -> None:
+    """The hosts send more than the switch between them takes."""
+    hosts = (six.hosts[3], six.hosts[5])
+    for host in hosts:
+        in_network(host.pid, "ip", "link", "set", "dev", INTERFACE, "mtu", "9000")
+    out, _ = doctor(six, hosts, "--comm-timeout", "12").communicate(timeout=DEADLINE_S)
+    (finding,) = (each for each in json.loads(out)["findings"] if each["code"] == "comm-cut-off")
+    assert "(MTU)" in finding["why"], finding
+    typed = finding["fix"].partition("`sudo ")[2].partition("`")[0]
+    for host in hosts:
+        in_network(host.pid, *typed.replace("INTERFACE", INTERFACE).split())
+    process = doctor(six, hosts, "--comm-timeout", "12")
+    out, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, out
