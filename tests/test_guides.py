@@ -235,7 +235,7 @@ def test_every_command_of_the_page_works(tmp_path: Path, fake_nvml: FakeNvml) ->
         check=False,
     )
     answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(answers) == len(lines) > 45, done.stderr
+    assert len(answers) == len(lines) > 30, done.stderr
     for (exported, words), (status, shown) in zip(lines, answers, strict=True):
         assert status == 0, f"{shlex.join(words)}: {shown}"
         if "--gpus" in words and "CUDA_VISIBLE_DEVICES" in exported:

@@ -36,7 +36,7 @@ def test_underwater_torchrun_directly_becomes_run_with_a_port(tmp_path: Path) ->
     assert run.ranks[0]["environment"]["MASTER_PORT"] == str(port)
 
 
-def test_the_way_around_a_refusal_of_a_script_works_as_it_is_said(tmp_path: Path) -> None:
+def test_the_fix_of_a_refusal_works_as_it_is_said(tmp_path: Path) -> None:
     """Whoever never typed `ddplaunch` can follow the fix, and so does this."""
     guide = Guide("underwater-ir", tmp_path)
     refused = guide.start("train_ddp.sh", "2", "8", "1")
@@ -45,7 +45,8 @@ def test_the_way_around_a_refusal_of_a_script_works_as_it_is_said(tmp_path: Path
     assert "--> TRAIN_ROOT, VAL_REF_ROOT, VAL_NONREF_ROOT or PSEUDO_ROOT" in said
     assert "fix: name the right path with `TRAIN_ROOT, VAL_REF_ROOT, VAL_NONREF_ROOT or PSEUDO_ROOT`" in said
     assert "put `DDPLAUNCH_OPTIONS='--ignore data-missing'` before the command" in said
-    run = guide.run("train_ddp.sh", "2", "8", "1", DDPLAUNCH_OPTIONS="--ignore data-missing --start warm")
+    places = {name: str(tmp_path) for name in ("TRAIN_ROOT", "VAL_REF_ROOT", "VAL_NONREF_ROOT", "PSEUDO_ROOT")}
+    run = guide.run("train_ddp.sh", "2", "8", "1", **places, **WARM)
     distributed(run, world_size=2, epochs=1, batch_size=8)
 
 
