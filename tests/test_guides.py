@@ -124,7 +124,7 @@ def uniref50(tmp_path: Path) -> Guide:
     return guide
 
 
-def quantumgrav(tmp_path: Path, port: int, world_size: int = 3) -> Guide:
+def quantumgrav(tmp_path: Path, port: int, world_size: int) -> Guide:
     """Return the quantumgrav project; its YAML file names ``port`` and ``world_size``."""
     guide = Guide("quantumgrav", tmp_path)
     config = guide.folder / "configs" / "train_ddp.yaml"

@@ -29,7 +29,7 @@ class Ended(NamedTuple):
     told: StartReport
 
 
-def run_child(words: Sequence[str], *, show: bool, environment: Mapping[str, str] | None = None) -> Ended:
+def run_child(words: Sequence[str], *, show: bool) -> Ended:
     """Run ``ddplaunch WORDS`` to its end; if ``show``, its output appears on this program's stdout and stderr.
 
     Each interrupt (KeyboardInterrupt) is passed on once, and the end of the ranks is awaited. If this program is
@@ -37,7 +37,7 @@ def run_child(words: Sequence[str], *, show: bool, environment: Mapping[str, str
     """
     with held_folder() as folder, open(report_path := folder / "told.jsonl", "x+b") as report_file:
         command = own_command(sys.executable, "ddplaunch", *words)
-        variables = {**os.environ, **asked(report_path), **(environment or {})}
+        variables = {**os.environ, **asked(report_path)}
         status, interrupted = _run(command, variables, show=show)
         return Ended(status, interrupted, read_told(report_file.fileno()))
 

@@ -96,7 +96,12 @@ _FLAG = re.compile("`--(no-)?([a-z][a-z-]+)(?:[ =]([^`]+))?`")
 
 
 def _argument(option: re.Match[str]) -> str:
-    """Return ``batch_size=8`` for ``--batch-size 8``, ``capture=False`` for ``--no-capture``."""
+    """Return ``batch_size=8`` for ``--batch-size 8``, ``capture=False`` for ``--no-capture``.
+
+    An option of the script is one of its words, whoever launches it.
+    """
+    if f"--{option[2]}" not in {flag.flag for flag in options_of("run")}:
+        return option[0]
     value = "False" if option[1] else option[3] or ""
     return f"`{option[2].replace('-', '_')}={value if re.fullmatch('[0-9.]*|False', value) else repr(value)}`"
 

@@ -17,7 +17,7 @@ from ddplaunch.planning.flag import TYPES, Flag
 from ddplaunch.planning.options import Options, Said, flags_of_options, parse_options
 from ddplaunch.records.own.own_files import other_owner
 from ddplaunch.values.codec import from_toml
-from ddplaunch.values.finding import Finding, UsageError, usage, warning
+from ddplaunch.values.finding import UsageError, usage, warning
 from ddplaunch.values.resolved import Resolved, Source
 from ddplaunch.values.words import nearest
 
@@ -99,7 +99,14 @@ def _table(path: Path) -> Mapping[str, Any] | None:
         if of_python and "ddplaunch" not in text:
             return None
         if (owner := other_owner(path)) is not None:
-            tell_findings([_not_read(path, owner)])
+            unread = warning(
+                "configuration-not-yours",
+                f"{path.name} belongs to {owner} and is not read",
+                why="it could set variables and import modules in what you run",
+                fix=f"read it; `cp {path.name} mine && mv mine {path.name}` makes it yours",
+                where=str(path),
+            )
+            tell_findings([unread])
             return None
         document = from_toml(text)
     except (FileNotFoundError, NotADirectoryError):
@@ -115,16 +122,6 @@ def _table(path: Path) -> Mapping[str, Any] | None:
         return document
     tools = _as_table(document.get("tool", {}), "tool", path.name)
     return _as_table(tools["ddplaunch"], "tool.ddplaunch", path.name) if "ddplaunch" in tools else None
-
-
-def _not_read(path: Path, owner: str) -> Finding:
-    return warning(
-        "configuration-not-yours",
-        f"{path.name} belongs to {owner} and is not read",
-        why="it could set variables and import modules in what you run",
-        fix=f"read it; `cp {path.name} mine && mv mine {path.name}` makes it yours",
-        where=str(path),
-    )
 
 
 def _as_table(value: object, name: str, place: str) -> Mapping[str, Any]:

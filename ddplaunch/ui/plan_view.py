@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddplaunch.machine.facts import Facts
-from ddplaunch.planning.launch import Launch, Target, Variable
+from ddplaunch.planning.launch import Launch, Variable
 from ddplaunch.scaling.numbers import Assumption, Numbers
 from ddplaunch.ui.launch_view import launch_rows, number_text, passed_text
 from ddplaunch.ui.shell import command_lines
@@ -57,38 +57,45 @@ def plan_text(launch: Launch, terminal: Terminal, *, facts: Facts | None = None)
         "passed to the script": panel([(one.number, passed_text(one)) for one in launch.passed], terminal),
         "environment": panel(variables if verbose else (), terminal),
         "command": [f"  {line}" for line in command],
-        "assumptions": _assumptions(_that_matter(launch), terminal),
+        "assumptions": [
+            line for one in _that_matter(launch) for line in terminal.lines(f"{one.text} ({one.source})", "  ", "    ")
+        ],
     }
     return terminal.page([line for title, body in parts.items() for line in section(title, body, terminal)][:-1])
 
 
 # Computed numbers that the summary does not already show with a formula.
 _COMPUTED = ("warmup_steps", "steps_per_epoch", "dropped", "padded")
+_OF_A_SIZE = ("world_size", "global_batch_size", "lr", "steps_per_epoch")
 # Numbers of the same subject as one that does not arrive, which the summary tells.
 _OF_MISSING = {"lr": ("base_lr", "lr", "lr_scaling"), "warmup_steps": ("base_warmup", "warmup_steps")}
 _OF_DOUBTS = {name: (name, "global_batch_size") for name in ("batch_size", "accum", "world_size")}
 
 
+def _number(name: str, launch: Launch) -> str:
+    """Return a number as text, with a question mark where another one may train; empty where it is unknown."""
+    number: Resolved[Any] | None = getattr(launch.numbers, name)
+    doubted = {each for family, _ in launch.doubts for each in _OF_DOUBTS.get(family, (family,))}
+    return "" if number is None else number_text(number.value) + "?" * (name in doubted)
+
+
 def _numbers(launch: Launch, terminal: Terminal) -> list[str]:
     """Return the numbers with their sources; without ``--verbose`` only given ones and those shown nowhere else."""
     verbose = value_of(launch.options.verbose, False)
-    topology, numbers = launch.topology, resolved_numbers(launch.numbers)
     missing = {name for each in launch.missing for name in _OF_MISSING.get(each.number, (each.number,))}
-    doubted = {name for family, _ in launch.doubts for name in _OF_DOUBTS.get(family, (family,))}
-    resolved: dict[str, Resolved[Any]] = {"nodes": topology.nnodes, "processes per node": topology.nproc_per_node}
-    resolved |= {"device": launch.device}
-    rows = [(name, number_text(number.value), number) for name, number in resolved.items() if verbose]
-    rows += [
-        (_NUMBER_TITLES[name], number_text(number.value) + "?" * (name in doubted), number)
-        for name, number in numbers.items()
+    rows = [
+        {"number": _NUMBER_TITLES[name], "value": _number(name, launch), "source": str(number.source)}
+        for name, number in resolved_numbers(launch.numbers).items()
         if verbose or (name not in missing and (name in _COMPUTED or number.source.kind not in ("default", "computed")))
         if verbose or name != "world_size"
     ]
-    return table(
-        [{"number": name, "value": value, "source": str(number.source)} for name, value, number in rows],
-        terminal,
-        ("value",),
-    )
+    return table(rows, terminal, ("value",))
+
+
+def compare_text(launches: Sequence[Launch], terminal: Terminal) -> str:
+    """Return the numbers that follow from the size, a row for each launch."""
+    rows = [{_NUMBER_TITLES[name]: _number(name, launch) for name in _OF_A_SIZE} for launch in launches]
+    return terminal.page(table(rows, terminal, rows[0]))
 
 
 def _that_matter(launch: Launch) -> list[Assumption]:
@@ -98,10 +105,6 @@ def _that_matter(launch: Launch) -> list[Assumption]:
     arrive = any(base and name not in missing for name, base in scaled.items())
     every = arrive or value_of(launch.options.verbose, False)
     return [one for one in numbers.assumptions if every or not one.text.startswith("base_")]
-
-
-def _assumptions(assumptions: Sequence[Assumption], terminal: Terminal) -> list[str]:
-    return [line for one in assumptions for line in terminal.lines(f"{one.text} ({one.source})", "  ", "    ")]
 
 
 def _value(variable: Variable) -> str | None:
@@ -121,7 +124,7 @@ def plan_json(launch: Launch, findings: Sequence[Finding] = ()) -> dict[str, Any
     return {
         "schema": _SCHEMA,
         "run_id": launch.run_id,
-        "target": _target(launch.target),
+        "target": launch.target and {**plain(launch.target), "args": hide_words(launch.target.args)},
         "topology": {
             "world_size": topology.world_size,
             "nnodes": _resolved_json(topology.nnodes),
@@ -151,10 +154,6 @@ def plan_json(launch: Launch, findings: Sequence[Finding] = ()) -> dict[str, Any
         "notes": hide_json(list(launch.notes)),
         "findings": hide_json(plain(findings)),
     }
-
-
-def _target(target: Target | None) -> dict[str, Any] | None:
-    return None if target is None else {**plain(target), "args": hide_words(target.args)}
 
 
 def _numbers_json(numbers: Numbers) -> dict[str, Any]:

@@ -215,3 +215,14 @@ def test_no_error_prints_a_value_of_a_variable(call: Call, folder: Path, content
     (folder / "ddplaunch.toml").write_text(content)
     said = call("run", "2", *(["--profile", "big"] if "profiles" in content else []), "--", "train.py")
     assert said.status == 2 and "hunter2" not in said.out + said.err
+
+
+def test_sizes_are_compared_in_one_table(call: Call) -> None:
+    Path("own.py").write_text(OWN)
+    words = ("--device", "cpu", "--batch-size", "8", "--base-lr", "0.1", "--dataset-size", "640")
+    said = call("plan", "--compare", "1,2,4", *words, "--", "own.py")
+    assert said.status == 0 and "world size  effective batch size  learning rate  steps per epoch" in said.out
+    rows = [line.split() for line in said.out.splitlines()[1:]]
+    assert rows == [["1", "8?", "0.1?", "80"], ["2", "16?", "0.2?", "40"], ["4", "32?", "0.4?", "20"]]
+    refused = call("plan", "--compare", "1,x", "--", "own.py")
+    assert refused.status == 2 and "`x` is not a number of processes" in refused.err and "--compare" in refused.err

@@ -116,14 +116,12 @@ def within(run: Any, folder: Path) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("planted", ["input", "communication", "late", "threads"])
-def test_what_is_planted_is_named(folder: Path, planted: str) -> None:
-    out, _ = scale(folder, words("2", "--json", script=("--planted", planted)))
+def test_what_is_planted_is_named(folder: Path) -> None:
+    out, _ = scale(folder, words("2", "--json", script=("--planted", "late")))
     (two,) = json.loads(out)["sizes"]
     finding = two["verdict"]["finding"]
-    assert finding["code"] == CODES[planted], two["verdict"]
-    if planted == "late":
-        assert two["slowest_rank"] == 1 and "rank 1" in finding["what"]
+    assert finding["code"] == CODES["late"], two["verdict"]
+    assert two["slowest_rank"] == 1 and "rank 1" in finding["what"]
 
 
 @pytest.mark.slow
@@ -139,21 +137,6 @@ def test_sizes_side_by_side(folder: Path) -> None:
     assert "-bound]" not in out and "rank-late" not in out, "nothing is planted"
     assert "written by trials, and not kept: out/rank-0" in err
     assert sorted(path.name for path in folder.iterdir()) == [".ddplaunch", "train.py"]
-    strong, _ = scale(folder, words("2", "--global-batch-size", "8"))
-    assert "the effective batch stays the same" in strong
-    assert next(line.split()[-1] for line in strong.splitlines() if "effective batch  " in line) == "8"
-
-
-@pytest.mark.slow
-def test_separate_trainings_are_no_speed_up(folder: Path) -> None:
-    apart = PLANTED.replace('dist.init_process_group("gloo")', "").replace("dist.get_rank()", "0")
-    apart = apart.replace("torch.nn.parallel.DistributedDataParallel(Model(), bucket_cap_mb=100)", "Model()")
-    (folder / "train.py").write_text(apart.replace("dist.barrier()", ""))
-    out, _ = scale(folder, words("1,2", "--json"))
-    one, two = json.loads(out)["sizes"]
-    assert one["speed_up"] == 1 and one["verdict"]["finding"] is None and one["observed"] == []
-    assert two["speed_up"] is None and two["samples_per_s"] > 0
-    assert two["verdict"]["finding"]["code"] == "no-process-group"
 
 
 @pytest.mark.slow

@@ -91,8 +91,10 @@ def _hold(call: Call, me: Hello, prepared: Prepared, show: Callable[..., None]) 
         script = target.name if target else None
         return rules.all_together(joined, clocks, script, ignored(options), files)
 
+    launch = prepared.launch
+    identity = next((word.removeprefix(_ID) for word in launch.argv if word.startswith(_ID)), launch.run_id)
     try:
-        return hold(call, me, _rendezvous_id(prepared.launch), prepared.launch.run_id, compare, show)
+        return hold(call, me, identity, launch.run_id, compare, show)
     except OSError as problem:
         raise RefusedError(_no_port(call.port, problem)) from problem
 
@@ -128,10 +130,6 @@ def with_rendezvous_id(argv: tuple[str, ...], identity: str) -> tuple[str, ...]:
     """Return torchrun's argument vector with another rendezvous id; the script's own words stay unchanged."""
     place = next((number for number, word in enumerate(argv) if word.startswith(_ID)), None)
     return argv if place is None else (*argv[:place], _ID + identity, *argv[place + 1 :])
-
-
-def _rendezvous_id(launch: Launch) -> str:
-    return next((word.removeprefix(_ID) for word in launch.argv if word.startswith(_ID)), launch.run_id)
 
 
 def _hello(prepared: Prepared) -> Hello:

@@ -17,7 +17,6 @@ from ddplaunch.cli.hosts.hosts_console import HostsConsole
 from ddplaunch.cli.hosts.hosts_verdict import EndedLaunch
 from ddplaunch.cli.hosts.plan_hosts import (
     AskedHosts,
-    HostPart,
     LaunchedHosts,
     Planned,
     hosts_of,
@@ -123,7 +122,16 @@ def _launch(links: Links, planned: Planned, script: list[str], begun_s: float, h
     show_launch(of_all, planned.findings, facts, lock, noted)
     grace_s = value_of(launch.options.grace_s, _GRACE_S)
     of_every_host = {"script": script, "argv": hide_words(sys.argv), "token": token, "grace_s": grace_s}
-    orders = [{**of_every_host, **_order(part)} for part in parts]
+    orders = [
+        {
+            **of_every_host,
+            "python": part.launch.argv[0],
+            "run_id": part.launch.run_id,
+            "record": part.record,
+            "options": options_json(part.options),
+        }
+        for part in parts
+    ]
     places = [
         Place(node, part.report.name, part.launch.argv[0], part.record, part.report.clock_ahead_s)
         for node, part in enumerate(parts)
@@ -144,16 +152,6 @@ def _stay(launched: Launched, running: LaunchOnHosts, console: HostsConsole, ord
         ended = tuple(place for place, end in zip(launched.places, ends, strict=True) if end.lost is None)
         bring(replace(launched, places=ended), launched.directory, _RECORD_S)
         return _conclude(launched, ends, running.interrupted)
-
-
-def _order(part: HostPart) -> dict[str, Any]:
-    """Return the part of the order that differs between hosts."""
-    return {
-        "python": part.launch.argv[0],
-        "run_id": part.launch.run_id,
-        "record": part.record,
-        "options": options_json(part.options),
-    }
 
 
 def _conclude(launched: Launched, ends: tuple[HostEnd, ...], interrupted: int | None) -> int:

@@ -70,10 +70,6 @@ def _runs() -> list[Offered]:
     ]
 
 
-def _live_runs() -> list[Offered]:
-    return [run for run in _runs() if run.text.startswith(("running", "orphaned", "elsewhere"))]
-
-
 def _checks() -> list[Offered]:
     from ddplaunch.checks.all_checks import ALL, across
 
@@ -83,7 +79,7 @@ def _checks() -> list[Offered]:
 _SOURCES: Mapping[str, Callable[[], list[Offered]]] = {
     "profiles": _profiles,
     "runs": _runs,
-    "live runs": _live_runs,
+    "live runs": lambda: [run for run in _runs() if run.text.startswith(("running", "orphaned", "elsewhere"))],
     "checks": _checks,
 }
 

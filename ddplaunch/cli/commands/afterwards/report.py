@@ -89,7 +89,8 @@ def report_html(record: RunRecord) -> str:
         lstrip_blocks=True,
         finalize=lambda value: _without_colours(value) if type(value) is str else value,
     )
-    environment.filters |= {"duration": duration_text, "size": size_text, "moment": _moment, "shell": shlex.join}
+    environment.filters |= {"duration": duration_text, "size": size_text, "shell": shlex.join}
+    environment.filters["moment"] = lambda at_s: time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at_s))
     environment.tests["finite"] = math.isfinite
     files = log_files(record.directory)
     parts = [part_of(file, max(_LEAST_OF_A_FILE, _MOST_LINES // len(files))) for file in files]
@@ -129,10 +130,6 @@ def shown(line: bytes) -> str:
 
 def _without_colours(text: str) -> str:
     return _COLOUR.sub("", harmless(text))
-
-
-def _moment(at_s: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at_s))
 
 
 def _source_around(record: RunRecord, cause: Diagnosis | None) -> list[tuple[int, str]]:

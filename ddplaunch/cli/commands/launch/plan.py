@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 from ddplaunch.cli.configuration import with_configuration
@@ -12,9 +13,10 @@ from ddplaunch.cli.prepare import prepare
 from ddplaunch.cli.streams import answer, answer_json, tell_findings
 from ddplaunch.cli.target import parse_target
 from ddplaunch.planning.flag import Flag
-from ddplaunch.ui.plan_view import plan_json, plan_text
+from ddplaunch.ui.plan_view import compare_text, plan_json, plan_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus
+from ddplaunch.values.resolved import Resolved, Source
 
 COMMAND = Command(
     examples=(
@@ -23,21 +25,27 @@ COMMAND = Command(
     ),
     options=(
         Flag("json", "switch", OUTPUT, "The whole plan as JSON."),
+        Flag("compare", "text", OUTPUT, "The numbers of several sizes, a row for each: 1,2,4,8.", "SIZES"),
         *HOSTS,
     ),
 )
 
 
-def plan(typed: TypedLaunch, json: bool | None, **hosts: Any) -> int:
-    """Print the plan in the requested format. ``hosts`` are the flags that name other machines."""
+def plan(typed: TypedLaunch, json: bool | None, compare: str | None, **hosts: Any) -> int:
+    """Print the plan, or the numbers of several sizes. ``hosts`` are the flags that name other machines."""
     if names_hosts(hosts):
         from ddplaunch.cli.hosts import plan_hosts, run_on_hosts  # needed only for other hosts
 
         if asked_hosts := plan_hosts.asked_for(hosts):
             return run_on_hosts.run_on_hosts(typed, asked_hosts, dry_run=True, json=bool(json), plan_only=True)
-    options = with_configuration(typed)
     target = None if typed.script is None else parse_target(typed.script)
-    prepared = prepare(options, target)
+    if compare is not None:
+        sizes = [Resolved(size, Source("flag", "--compare")) for size in compare.split(",")]
+        each_typed = (replace(typed, said={**typed.said, "nproc": size}) for size in sizes)
+        launches = [prepare(with_configuration(one), target).launch for one in each_typed]
+        answer(compare_text(launches, Terminal.of(sys.stdout)))
+        return ExitStatus.DONE
+    prepared = prepare(with_configuration(typed), target)
     tell_findings(prepared.findings)
     if json:
         answer_json(plan_json(prepared.launch, prepared.findings))

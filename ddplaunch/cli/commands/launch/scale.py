@@ -120,7 +120,7 @@ def _series(
 
 def _sizes(text: str | None, first: Prepared, places: int) -> list[int]:
     """Return the sizes, each once. Raises UsageError for an invalid size, and for one too large for this machine."""
-    usual = _powers(places)
+    usual = sorted({places, *(1 << power for power in range(places.bit_length()))})
     if text is None:
         return usual
     on_gpus, why = first.launch.device.value == "cuda", "a size is a number of processes on this machine"
@@ -135,8 +135,3 @@ def _sizes(text: str | None, first: Prepared, places: int) -> list[int]:
             code="size-not-here",
         )
     return list(dict.fromkeys(sizes))
-
-
-def _powers(most: int) -> list[int]:
-    """Return 1, 2, 4 … and, as the last one, ``most``."""
-    return sorted({most, *(1 << power for power in range(most.bit_length()))})

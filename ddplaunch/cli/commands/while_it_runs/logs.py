@@ -23,7 +23,7 @@ from ddplaunch.records.log_files import follow_logs as follow_files
 from ddplaunch.records.run_states import live_run
 from ddplaunch.ui.logs_view import Lines, cut_text, prefix_of
 from ddplaunch.ui.terminal import Terminal, write
-from ddplaunch.values.finding import ExitStatus, UsageError, usage
+from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.words import host_name, numbers_of
 
 COMMAND = Command(
@@ -62,7 +62,12 @@ def logs(
     away = kept_elsewhere(directory)
     parts = log_parts(directory, ranks, last)
     if not (parts or follow or away or json):
-        raise _nothing_there(directory, rank)
+        raise usage(
+            f"the record of {directory.name} holds no output of {'any rank' if rank is None else f'rank {rank}'}",
+            why="it has not started yet, does not exist, or was launched with `--no-capture`",
+            fix=f"`ddplaunch logs {directory.name} --follow` waits for it",
+            code="no-output-recorded",
+        )
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
     prefix = None if ranks is not None and len(ranks) == 1 else _prefix(directory, away)
     show = Lines(prefix, on_terminal, untouched=on_terminal or not follow)
@@ -72,13 +77,8 @@ def logs(
             later: Iterator[tuple[LogFile | None, bytes]] = iter(())
             positions = {part.file.path: part.end for part in parts}
             if away is not None:
-                options = ["--follow"] * bool(follow) + [
-                    "--rank",
-                    rank or "all",
-                    "--lines",
-                    "all" if last is None else str(last),
-                ]
-                hosts = stack.enter_context(EachHost(away, "logs", "--json", *options))
+                begin = ["--rank", rank or "all", "--lines", "all" if last is None else str(last)]
+                hosts = stack.enter_context(EachHost(away, "logs", "--json", *begin, *["--follow"] * bool(follow)))
                 lines_here = follow_files(directory, ranks, positions, lambda: not hosts.open, over_s=0.1)
                 later = _from_hosts(hosts, away, lines_here)
             elif follow:
@@ -168,12 +168,3 @@ def _parse_lines(text: str | None) -> int | None:
         return None
     why, fix = "it is how many of each rank's last lines to begin with", "`--lines 100`, or `--lines all`"
     return whole_number("--lines", text, "lines", why, fix)
-
-
-def _nothing_there(directory: Path, rank: str | None) -> UsageError:
-    return usage(
-        f"the record of {directory.name} holds no output of {'any rank' if rank is None else f'rank {rank}'}",
-        why="it has not started yet, does not exist, or was launched with `--no-capture`",
-        fix=f"`ddplaunch logs {directory.name} --follow` waits for it",
-        code="no-output-recorded",
-    )
