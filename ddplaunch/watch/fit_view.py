@@ -13,6 +13,7 @@ from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding, error
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import count, duration_text, size_text
+from ddplaunch.watch.scale_view import rate_text
 
 _SCHEMA = 2
 _NEAR = 0.96  # batches are rounded
@@ -63,8 +64,8 @@ class Fitted:
 
 def trial_text(trial: FitTrial, headroom: float) -> str:
     """Return the line of one finished trial."""
-    tried = trial.tried
-    parts = [_verdict(trial, headroom), _memory(tried), *([f"{_rate(tried)} samples/s"] if _rate(tried) else [])]
+    tried, rate = trial.tried, rate_text(trial.tried.samples_per_s)
+    parts = [_verdict(trial, headroom), _memory(tried), rate and f"{rate} samples/s"]
     return f"batch {tried.batch}: {', '.join(filter(None, parts))} ({duration_text(trial.took_s)})\n"
 
 
@@ -77,7 +78,7 @@ def fit_text(fitted: Fitted, terminal: Terminal) -> str:
             "accum": "" if trial.accum is None else str(trial.accum),
             "memory": size_text(trial.tried.peak_bytes),
             "share": _share(trial.tried),
-            "samples/s": _rate(trial.tried),
+            "samples/s": rate_text(trial.tried.samples_per_s),
             "fits": _verdict(trial, fitted.headroom),
         }
         for trial in order
@@ -99,7 +100,7 @@ def _answer(fitted: Fitted) -> list[tuple[str, str]]:
         ends = f"; the data have {fitted.most} for each" if fitted.most and best.batch > fitted.most * _NEAR else ""
         lines.append(("largest", f"{best.batch} per process, tried: {_memory(best) or 'memory unknown'}{free}{ends}"))
     if fastest is not None:
-        lines.append(("fastest", f"{fastest.batch} per process: {_rate(fastest)} samples/s"))
+        lines.append(("fastest", f"{fastest.batch} per process: {rate_text(fastest.samples_per_s)} samples/s"))
     elif fitted.most and any(trial.tried.samples_per_s for trial in fitted.trials):
         lines.append(("fastest", "unknown: each batch that was tried leaves fewer than 10 steps in an epoch"))
     model = fitted.model
@@ -116,8 +117,7 @@ def _answer(fitted: Fitted) -> list[tuple[str, str]]:
 
 def _title(command: FitCommand) -> str:
     effective = "" if command.effective is None else f" of {command.effective}"
-    title = f"the same effective batch{effective}" if command.same else f"an effective batch{effective}"
-    return f"{title}, {command.batch} per process:"
+    return f"{'the same' if command.same else 'an'} effective batch{effective}, {command.batch} per process:"
 
 
 def _verdict(trial: FitTrial, headroom: float) -> str:
@@ -134,11 +134,6 @@ def _memory(tried: Tried) -> str:
 
 def _share(tried: Tried) -> str:
     return _percent(tried.peak_bytes / tried.limit_bytes) if tried.peak_bytes and tried.limit_bytes else ""
-
-
-def _rate(tried: Tried) -> str:
-    rate = tried.samples_per_s
-    return "" if rate is None else f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def _size(size_bytes: float) -> str:

@@ -142,8 +142,6 @@ def plan_of(environ: Mapping[str, str]) -> Plan:
 def differences(notes: Sequence[Note], ranks: int, plan: Plan) -> tuple[Finding, ...]:
     """Return the differences to the plan in the ``notes`` of a node with this number of ``ranks``. Never raises."""
     findings: list[Finding] = []
-    rates, batches, accumulation = _each(_rate, "lr"), _each(_batch, "batch_size"), _each(_accumulated, "accum")
-    warmup = _each(_warmup, "warmup_steps")
     for family in (
         apart,
         unaveraged,
@@ -151,11 +149,11 @@ def differences(notes: Sequence[Note], ranks: int, plan: Plan) -> tuple[Finding,
         on_cpu,
         same_gpu,
         replicas,
-        rates,
+        _each(_rate, "lr"),
         _among_ranks,
-        batches,
-        accumulation,
-        warmup,
+        _each(_batch, "batch_size"),
+        _each(_accumulated, "accum"),
+        _each(_warmup, "warmup_steps"),
         undivided,
         same_order,
     ):

@@ -279,12 +279,10 @@ def held_back(ranks: Sequence[RankPhases], cpus: int, workers: str = "") -> Find
     computes = sum(shares[name] or 0 for name in ("forward", "backward", "optimizer"))
     # First, because with too many threads each rank is late at times, and the others wait for it.
     waits_for_ranks = shares["comm"] or 0
-    mostly_computes = computes >= _COMPUTES * (1 - waits_for_ranks)
-    explains_waiting = computes >= waits_for_ranks or threads >= _CROWDED * cpus
     if (
         threads > cpus
-        and mostly_computes
-        and explains_waiting
+        and computes >= _COMPUTES * (1 - waits_for_ranks)
+        and (computes >= waits_for_ranks or threads >= _CROWDED * cpus)
         and all(one.facts.get("device") == "cpu" for one in ranks)
     ):
         return warning(
@@ -301,10 +299,9 @@ def held_back(ranks: Sequence[RankPhases], cpus: int, workers: str = "") -> Find
         return _rank_late(*late_rank)
     if (shares["data"] or 0) >= _BOUND:
         return _input_bound(ranks, shares["data"] or 0, cpus, workers, "the ranks wait")
-    single_process = all(one.facts.get("world_size", len(ranks)) == 1 for one in ranks)  # DDP also works alone
-    if waits_for_ranks >= _BOUND and not single_process:
-        return _communication_bound(ranks, waits_for_ranks)
-    return None
+    if waits_for_ranks < _BOUND or all(one.facts.get("world_size", len(ranks)) == 1 for one in ranks):
+        return None  # DDP also works alone
+    return _communication_bound(ranks, waits_for_ranks)
 
 
 def _all_wait_for_data(ranks: Sequence[RankPhases], late_rank: RankPhases) -> bool:
@@ -313,7 +310,8 @@ def _all_wait_for_data(ranks: Sequence[RankPhases], late_rank: RankPhases) -> bo
     return min(shares) >= _BOUND and min(waits_s) >= _ALL_WAIT * (late_rank.shares["data"] or 0) * late_rank.mean_s
 
 
-#: The fix for a late rank, by the phase in which it is late.
+#: The fix for a late rank; for some phases in which it is late a better one.
+_SLOW = "`ddplaunch top` shows whether its CPUs or its GPU are slowed down or shared, and `ddplaunch stacks` its calls"
 _OF_A_LATE_ONE = {
     "data": "look at what it loads: longer samples, a slower disk, workers without a CPU; `ddplaunch top` shows them",
     "rest": "look at what only this rank does beside its steps: logging, saving, validation, `if rank == 0:`",
@@ -321,16 +319,12 @@ _OF_A_LATE_ONE = {
 
 
 def _rank_late(late_rank: RankPhases, usual_s: float, phase: str) -> Finding:
-    longer = f"{WORDS[phase]} takes it longer, and every step ends when the last rank is there"
-    slow = (
-        "`ddplaunch top` shows whether its CPUs or its GPU are slowed down or shared, and `ddplaunch stacks` its calls"
-    )
     return warning(
         "rank-late",
         f"the others waited for rank {late_rank.rank}: it works {milliseconds(late_rank.own_s or 0)} in a step, they "
         f"{milliseconds(usual_s)}",
-        why=longer,
-        fix=_OF_A_LATE_ONE.get(phase, slow),
+        why=f"{WORDS[phase]} takes it longer, and every step ends when the last rank is there",
+        fix=_OF_A_LATE_ONE.get(phase, _SLOW),
         where=f"rank {late_rank.rank}",
     )
 

@@ -16,14 +16,6 @@ from ddplaunch.watch.size_verdicts import SizeMeasured, base_of, noise, speed_up
 
 _SCHEMA = 2
 _LONGER = 0.02  # a smaller share is chance
-_TITLES = {
-    "data": "data",
-    "forward": "forward",
-    "backward": "backward",
-    "comm": "communication",
-    "optimizer": "optimizer",
-    "rest": "rest",
-}
 
 
 def progress_text(one: SizeMeasured, took_s: float, terminal: Terminal) -> str:
@@ -31,7 +23,7 @@ def progress_text(one: SizeMeasured, took_s: float, terminal: Terminal) -> str:
     if one.step_s is None:
         what = one.problem.what if one.problem is not None else "not measured"
     else:
-        rate = "" if one.samples_per_s is None else f", {_rate(one.samples_per_s)} samples/s"
+        rate = "" if one.samples_per_s is None else f", {rate_text(one.samples_per_s)} samples/s"
         what = f"{count(min(rank.steps for rank in one.ranks), 'step')} of {milliseconds(one.step_s)}{rate}"
     return terminal.note(f"{_name(one)}: {what} ({duration_text(took_s)})")
 
@@ -75,15 +67,17 @@ def _name(one: SizeMeasured) -> str:
     return count(one.processes, "process")
 
 
-def _rate(rate: float) -> str:
-    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
+def rate_text(rate: float | None) -> str:
+    """Return samples per second with three digits, "" if unknown."""
+    return "" if rate is None else f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def _slowest(one: SizeMeasured) -> str:
     """Return the rank that works longest in a step, and how much longer than the median; "" if none stands out."""
-    slowest, usual_s = one.slowest, median([rank.own_s or 0.0 for rank in one.ranks] or [0.0])
-    longer = 0.0 if slowest is None or not usual_s else (slowest.own_s or 0.0) / usual_s - 1
-    return f"{slowest.rank}: +{percent(longer)}" if slowest is not None and longer >= _LONGER else ""
+    if (slowest := one.slowest) is None:
+        return ""
+    longer = (slowest.own_s or 0.0) / (median(rank.own_s or 0.0 for rank in one.ranks) or 1.0) - 1
+    return f"{slowest.rank}: +{percent(longer)}" if longer >= _LONGER else ""
 
 
 def _rows(
@@ -92,14 +86,16 @@ def _rows(
     speeds = [speed_up(one, base, strong=strong) for one in sizes]
     epochs = [dataset_size / one.samples_per_s if dataset_size and one.samples_per_s else None for one in sizes]
     shares = {
-        _TITLES[name]: ["unknown" if (share := one.shares[name]) is None else percent(share) for one in sizes]
+        "communication" if name == "comm" else name: [
+            "unknown" if (share := one.shares[name]) is None else percent(share) for one in sizes
+        ]
         for name in (*PHASES, "rest")
     }
     return {
         "step": [milliseconds(one.step_s or 0.0) for one in sizes],
         "10 % take less than": [milliseconds(one.spread_s[0]) if one.spread_s else "" for one in sizes],
         "10 % take more than": [milliseconds(one.spread_s[1]) if one.spread_s else "" for one in sizes],
-        "samples/s": ["" if one.samples_per_s is None else _rate(one.samples_per_s) for one in sizes],
+        "samples/s": [rate_text(one.samples_per_s) for one in sizes],
         "speed-up": ["" if speed is None else f"{speed.speed_up:.2f}" for speed in speeds],
         "efficiency": ["" if speed is None else percent(speed.efficiency) for speed in speeds],
         **shares,

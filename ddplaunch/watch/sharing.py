@@ -24,7 +24,7 @@ _STEPS = 4  # that every rank must have noted: fewer may all be accumulation ste
 
 def apart(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
     """Yield a finding if the ranks have no process group, so that each trains alone."""
-    world = notes[0]["world_size"] if notes else 1
+    world = notes[0]["world_size"]
     ungrouped = [note for note in notes if note["process_group"] is None and not note["others"] and not note["ddp"]]
     if world < 2 or len(ungrouped) < ranks:
         return
@@ -43,7 +43,7 @@ def unaveraged(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Findin
 
     Only if they divide the data, or each takes all of it: otherwise they may be meant to train separately.
     """
-    world = notes[0]["world_size"] if notes else 1
+    world = notes[0]["world_size"]
     loaders = [loader for note in notes for loader in note["loaders"]]
     divide = {(loader["sampler"], loader["replicas"]) for loader in loaders} == {("torch.DistributedSampler", world)}
     if world < 2 or len(notes) < ranks or not (divide or all(map(_gives_all, loaders))):
@@ -102,7 +102,7 @@ def _unlike_first(notes: Sequence[Note], key: str) -> str:
 def group(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
     """Yield a finding if the process group does not contain all ranks."""
     sizes = {note["process_group"]["size"] for note in notes if note["process_group"]}
-    world = notes[0]["world_size"] if notes else 1
+    world = notes[0]["world_size"]
     if len(sizes) == 1 and (size := sizes.pop()) != world:
         yield warning(
             "numbers-differ",
@@ -145,7 +145,7 @@ def same_gpu(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]
 def undivided(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
     """Yield a finding if every rank gets all samples, or all ranks get the same part."""
     joined = [note for note in notes if note["ddp"] and note["process_group"]]
-    world = notes[0]["world_size"] if notes else 1
+    world = notes[0]["world_size"]
     if world < 2 or len(joined) < 2 or len(joined) < ranks or not all(note["loaders"] for note in joined):
         return
     loaders = [loader for note in joined for loader in note["loaders"]]

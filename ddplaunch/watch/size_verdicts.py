@@ -154,8 +154,7 @@ def verdict(one: SizeMeasured, base: SizeMeasured | None, *, strong: bool) -> Si
         return SizeVerdict(one.apart, one.apart.what)
     faster = speed_up(one, base, strong=strong)
     is_base = base is None or one.processes == base.processes
-    cpus = one.cpus
-    finding = held_back(one.ranks, cpus, one.workers)
+    finding = held_back(one.ranks, one.cpus, one.workers)
     if finding is not None and finding.code in _OF_TOO_MANY and _is_too_many(one):
         finding = _more_than_cpus(one)  # a rank has at least one thread
     if finding is None and not is_base and base is not None and faster is not None:
@@ -172,8 +171,7 @@ def _is_too_many(one: SizeMeasured) -> bool:
 
     Ranks that compute little need CPUs too, for gloo's transfers between them.
     """
-    cpus = one.cpus
-    if one.processes <= cpus or any(rank.facts.get("device") != "cpu" for rank in one.ranks):
+    if one.processes <= one.cpus or any(rank.facts.get("device") != "cpu" for rank in one.ranks):
         return False
     computes = sum(one.shares[name] or 0.0 for name in _COMPUTE)
     return computes >= _COMPUTES or one.waits >= _WAITING
@@ -195,11 +193,11 @@ def _of_speed(one: SizeMeasured, base: SizeMeasured, faster: SpeedUp, *, strong:
         return None
     what = f"{count(one.processes, 'process')}: {faster.speed_up:.2g} times as fast as {base.processes}"
     what += f", {percent(faster.efficiency)} of the ideal"
-    now_s, then_s = one.compute_s, base.compute_s
+    now_s, then_s = one.compute_s or 0.0, base.compute_s or 0.0
     work = base.processes / one.processes if strong else 1.0
-    longer = now_s is not None and then_s is not None and now_s > _GREW * then_s * work
+    longer = 0 < _GREW * then_s * work < now_s
     if longer:
-        what += f"; a rank computes {milliseconds(now_s or 0)} in a step, it was {milliseconds(then_s or 0)}"
+        what += f"; a rank computes {milliseconds(now_s)} in a step, it was {milliseconds(then_s)}"
     if longer and all(rank.facts.get("device") == "cpu" for rank in one.ranks):
         return warning(
             "cpus-used-up",

@@ -146,7 +146,7 @@ def _view(watched: Watched, header: _About, keys: str = "") -> TopView:
     if sample.no_gpus and header.run.device == "cuda":
         notes += (f"no GPUs: {sample.no_gpus}",)
     behind_rank = late_rank(tuple(watched.samples), watched.findings)
-    words = (*header.words(watched.ended), keys)
+    words = (*header.words(watched.ended), *watched.curve(), keys)
     return TopView(sample, words, notes, watched.findings, behind_rank, Terminal.of(sys.stdout))
 
 
