@@ -11,20 +11,16 @@ from ddplaunch.machine import deadline, hardware
 from ddplaunch.machine.facts import MemoryFacts, ShmFacts
 from ddplaunch.machine.hardware import probe_cpu, probe_limits, probe_memory, probe_shm
 from ddplaunch.values.resolved import Unavailable
+from tests.machine.cpu_trees import write
 
 GIB = 1024**3
 MEMINFO = "MemTotal:       16777216 kB\nMemFree:         1048576 kB\nMemAvailable:    8388608 kB\nCached: 5 kB\n"
 
 
-def write(root: Path, **texts: str) -> None:
-    for path, text in texts.items():
-        target = root / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
-
-
 def tree(root: Path, membership: str, mountinfo: str, files: dict[str, str]) -> Path:
-    write(root, **{"proc/self/cgroup": membership, "proc/self/mountinfo": mountinfo, "proc/meminfo": MEMINFO, **files})
+    files |= {"proc/self/cgroup": membership, "proc/self/mountinfo": mountinfo, "proc/meminfo": MEMINFO}
+    for path, text in files.items():
+        write(root / path, text)
     return root
 
 

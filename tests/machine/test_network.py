@@ -14,12 +14,8 @@ from ddplaunch.machine import network
 from ddplaunch.machine.facts import InfinibandPort, Interface, Route
 from ddplaunch.machine.network import ipv4_addresses, probe_infiniband, probe_interfaces, probe_port, probe_route
 from ddplaunch.values.resolved import Unavailable
+from tests.machine.cpu_trees import write
 from tests.ports import free_port
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
 
 
 def test_loopback_of_this_machine() -> None:

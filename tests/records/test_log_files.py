@@ -20,7 +20,6 @@ from ddplaunch.cli.commands.while_it_runs.logs import is_over, parse_ranks
 from ddplaunch.records.log_files import LogFile, blocks, follow_logs, log_files, part_of, stamp_s
 from ddplaunch.ui.logs_view import Lines, prefix_of
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.variable_names import SETTINGS
 from tests.cli.cli_calls import Call, call, folder, spawn
 from tests.records.fake_runs import DEADLINE_S, StartRun, outcome, processes_json, record, start_run, wait_for
 
@@ -308,17 +307,6 @@ def test_a_bar_off_a_terminal_is_a_line_now_and_then_and_a_line_without_end_is_c
     lines = Lines(prefix_of({}, Terminal()))
     assert lines.take(file, b"y" * (2 << 20)).startswith(b"[node-0:0] yyy"), "it is not kept for ever"
     assert lines.take(file, b"z") == b"" and lines.end() == b"[node-0:0] z\n"
-
-
-def test_without_a_name_no_run_of_another_directory_is_meant(
-    call: Call, start_run: StartRun, folder: Path, tmp_path: Path
-) -> None:
-    place = record(tmp_path / "other", "elsewhere")
-    log(place, 0, "of another directory\n")
-    run = start_run("away", **{SETTINGS: json.dumps({"directory": str(place)})})
-    said = call("logs")
-    assert said.status == 2 and "there is no record of a run" in said.err and "of another" not in said.out
-    assert call("logs", run.run_id).out.endswith("of another directory\n")
 
 
 def test_parts_of_files_that_are_gone(tmp_path: Path) -> None:
