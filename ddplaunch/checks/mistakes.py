@@ -117,10 +117,11 @@ def script_arguments(script: ScriptReport, launch: Launch) -> Findings:
     """The script does not know an argument.
 
     Where the source shows every option of an argparse, the launch is refused. Elsewhere only options of ddplaunch after
-    `--` are named. Remedy: the option that the finding proposes, the script's own `--help`, or the option before `--`.
+    `--` are named, unless the script may declare them where it was not read. Remedy: the option that the finding
+    proposes, the script's own `--help`, or the option before `--`.
     """
     options, target = script.options, launch.target
-    if target is None or not (script.complete or options):
+    if target is None or script.unread or not (script.complete or options):
         return
     certain = script.complete and bool(options) and all(option.parser == "argparse" for option in options)
     words = target.args[: target.args.index("--")] if "--" in target.args else target.args

@@ -35,7 +35,7 @@ def without_effect(option: DeclaredOption, flow: Flow) -> str:
         statement = part.source.parents.get(value)
         inside = value.args if isinstance(value, ast.Call) else ()  # a namespace as a whole may be read by a call
         reads = {option.dest, "vars"} & {last(node) for node in ast.walk(value)} or NAMESPACES & {*map(last, inside)}
-        literal = isinstance(value, ast.Constant) and not _is_number(value)
+        literal = isinstance(value, ast.Constant) and not (type(value.value) in (int, float) and value.value > 0)
         reads = reads or {option.dest} & flow.known.options_behind(value, part, 1)  # `args.lr = scaled`
         if reads or literal or not isinstance(statement, ast.Assign):
             continue
@@ -48,7 +48,7 @@ def without_effect(option: DeclaredOption, flow: Flow) -> str:
 
 
 # Libraries that themselves train with the keys of their configuration.
-_CONFIGURED = frozenset({"mmengine", "yacs"})
+_CONFIGURED = frozenset({"mmengine", "mmcv", "detectron2"})
 #: For each number a pattern of "FUNCTION PARAMETER" that trains with it, and what that is in words.
 ENDS = {
     "accum": (
@@ -56,7 +56,7 @@ ENDS = {
         "what steps the optimizer",
     ),
     "lr": (
-        rf"^(?!dict )\S+ (?:lr|learning_rate)$|{OPTIMIZERS.pattern}\w* $",
+        rf"^(?!dict |Dummy)\S+ (?:lr|learning_rate)$|{OPTIMIZERS.pattern}\w* $",
         "an optimizer",
     ),
     "warmup_steps": (
@@ -79,7 +79,8 @@ def doubt_of(option: DeclaredOption, uses: Sequence[Use], flow: Flow, others: Co
     if not meaning.endswith("batch_size") and meaning not in ENDS:
         return ""
     changed = _changed(option, flow)
-    if changed or option.parser in _CONFIGURED:
+    packages = {record.package for _, record in flow.program.foreign}
+    if changed or (option.parser in ("mmengine", "yacs") and packages & _CONFIGURED):
         return changed
     pattern, end = ENDS.get(meaning, _BATCH_ENDS)
     running = [use for use in uses if use.runs and use.product.power(option.dest) == 1]
@@ -130,9 +131,9 @@ def _trains(option: DeclaredOption, use: Use, flow: Flow, others: Collection[str
 def _counts_passes(flow: Flow) -> bool:
     """Return whether a schedule is stepped under other conditions than each optimizer, as after each backward pass."""
     for part in flow.parts:
-        steps = {ast.unparse(call.func): flow.known.conditions(call, part) for call in part.calls_of("step")}
-        own = [around for name, around in steps.items() if _STEPPED.match(name)]
-        if own and any("sched" in name and around not in own for name, around in steps.items()):
+        steps = [(call.func, flow.known.conditions(call, part)) for call in part.calls_of("step")]
+        own = [around for step, around in steps if _is_of_optimizer(step, part, flow)]
+        if own and any("sched" in ast.unparse(step) and around not in own for step, around in steps):
             return True
     return False
 
@@ -154,6 +155,13 @@ def _steps_by(dest: str, flow: Flow) -> bool:
 _STEPPED = re.compile(r"(?i)(?!.*sched).*(?:opt|scaler|adam|sgd|muon)")
 
 
+def _is_of_optimizer(step: ast.expr, part: ReachablePart, flow: Flow) -> bool:
+    """Return whether ``o.step`` is an optimizer's, by its name or by what made ``o``."""
+    owner = getattr(step, "value", step)
+    made = (last(value.func) for value, _ in flow.bound(owner, part) if isinstance(value, ast.Call))
+    return _STEPPED.match(ast.unparse(owner)) is not None or any(map(OPTIMIZERS.search, made))
+
+
 # A condition of a step that does not hold after each backward pass: a remainder, a counter, a name for it.
 _BY_TURNS = re.compile(r"(?i)%|acc|sync|updat|step|iter|count|every|last|final|flush|batch|\(")
 
@@ -173,7 +181,7 @@ def _steps_after(call: ast.Call, step: ast.Call, part: ReachablePart, flow: Flow
     around = flow.known.conditions(call, part)
     own = [test for test, wanted in flow.known.conditions(step, part) if (test, wanted) not in around]
     return (
-        _STEPPED.match(ast.unparse(step.func)) is not None
+        _is_of_optimizer(step.func, part, flow)
         and _turn_of(call, part) is _turn_of(step, part)
         and flow.known.runs(step, part)
         and not any(_BY_TURNS.search(ast.unparse(test)) for test in own)
@@ -254,8 +262,3 @@ def counted_in(option: DeclaredOption) -> str:
         unit = "tokens" if TOKENS.search(f"{option.help} {name}") else "seconds"
         return f"`{flag}` counts {unit} instead of samples ({option.at})"
     return ""
-
-
-def _is_number(node: ast.AST | None) -> bool:
-    value = node.value if isinstance(node, ast.Constant) else None
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0

@@ -42,6 +42,8 @@ _LOCAL_NAME = re.compile(
     r"(?i)_?(?:n_?gpus?(?:_per_node)?|num_?gpus?(?:_per_node)?|gpus?_(?:num|count)|device_count|local_world_size)"
 )
 _DEVICE_LIST = re.compile(r"(?i)_?(?:\w+_)?(?:gpu|device|cuda)(?:s|_?ids?|_list)")
+# Objects that have attributes of their own with the names of options, as DeepSpeed's engine its local rank.
+_NO_OPTIONS = re.compile(r"(?i)(?:engine|accelerator|model|loader|optimizer)$")
 #: The factor of an expression that depends on samples or ranks in a way that is not understood.
 UNREAD = "?unread"
 _SYMBOLS = {"WORLD_SIZE": WORLD, "LOCAL_WORLD_SIZE": LOCAL_WORLD}
@@ -124,7 +126,7 @@ class Flow:
         self._open: set[object] = set()
         self._cut, self._left = False, _BUDGET
         for part in parts:
-            for node in part.of(*_PLACES):
+            for node in part.of(*PLACES):
                 if isinstance(node, ast.Call):
                     self._calls.setdefault(last(node.func), []).append((node, part))
                 else:
@@ -145,8 +147,8 @@ class Flow:
     def uses(self, wanted: Collection[str]) -> Iterator[Use]:
         """Yield every product that is assigned or passed on with one of the options ``wanted`` (destinations) in it."""
         for part in self.parts:
-            for node in part.of(*_PLACES):
-                for name, sink, value in _places(node):
+            for node in part.of(*PLACES):
+                for name, sink, value in places_of(node):
                     for product in self._products(value, part) if type(value) in _FOLLOWED else ():
                         if any(product.power(dest) for dest in wanted):
                             arguments = (keyword(node, "name"), *node.args[:1]) if isinstance(node, ast.Call) else ()
@@ -321,7 +323,8 @@ class Flow:
         if _WORLD_NAME.fullmatch(name):
             yield _factor(WORLD)
             return
-        option = self._options.get(name)
+        owner = last(getattr(node, "value", None))
+        option = self._options.get(name) if not _NO_OPTIONS.search(owner) else None
         if option is not None and (not isinstance(node, ast.Name) or self._is_parameter(node, part, option)):
             yield _factor(name)
         key = ("attribute", name) if not isinstance(node, ast.Name) else (self._scope(node, part), name)
@@ -365,12 +368,13 @@ def is_of_samples(name: str) -> bool:
     return name in (WORLD, LOCAL_WORLD, UNREAD) or meaning_of(spelled) in ("batch_size", "global_batch_size", "accum")
 
 
-_PLACES = (ast.Call, ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.AugAssign, ast.Dict)
+#: What gives values to names.
+PLACES = (ast.Call, ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.AugAssign, ast.Dict)
 # Expressions that can have the value of an option.
 _FOLLOWED = (ast.Name, ast.Attribute, ast.Call, ast.BinOp, ast.Subscript, ast.IfExp, ast.BoolOp, Augmented)
 
 
-def _places(node: ast.AST) -> Iterator[tuple[str, str, ast.expr]]:
+def places_of(node: ast.AST) -> Iterator[tuple[str, str, ast.expr]]:
     """Yield the name, the called function and the value of each assignment and argument of ``node``."""
     if isinstance(node, ast.Dict):
         yield from ((string(key) or "", "dict", value) for key, value in zip(node.keys, node.values, strict=True))

@@ -34,7 +34,7 @@ _STARTERS = ("spawn", "start_processes", "Process", *(name.rpartition(".")[2] fo
 _JOINING = FRAMEWORKS - {"detectron2", "horovod", "monai", "ray"} | {"transformers", "sentence_transformers"}
 # What joins the ranks of a launch when it is used, by its name in one of these packages.
 _JOINS = re.compile(
-    r"\w*Trainer|\w*TrainingArguments|Accelerator|PartialState|Fabric|LightningCLI|Runner"
+    r"\w*Trainer|\w*TrainingArguments|Accelerator|PartialState|Fabric|Runner"
     r"|init\w*|launch\w*|prepare_training_environment"
 )
 # What has an annotation, or is one: it uses nothing.
@@ -176,10 +176,13 @@ def _joining(part: ReachablePart, own: bool) -> Iterator[tuple[ast.expr, Reachab
         assert isinstance(node, ast.Name)
         if node.id not in packages:
             continue
+        inner: ast.expr = node
         name, outer = packages[node.id], part.source.parents.get(node)
         while isinstance(outer, ast.Attribute) and not _JOINS.fullmatch(name.rpartition(".")[2]):
-            name, outer = f"{name}.{outer.attr}", part.source.parents.get(outer)
-        joins = _JOINS.fullmatch(name.rpartition(".")[2]) or is_training_arguments(name)
+            name, inner, outer = f"{name}.{outer.attr}", outer, part.source.parents.get(outer)
+        # made elsewhere then, with devices that are not seen
+        handed_on = isinstance(outer, (ast.Call, ast.Tuple)) and getattr(outer, "func", None) is not inner
+        joins = (_JOINS.fullmatch(name.rpartition(".")[2]) and not handed_on) or is_training_arguments(name)
         if joins and not isinstance(outer, _ANNOTATED) and not (own and name.startswith("deepspeed.")):
             yield node, part
 

@@ -64,11 +64,6 @@ class Program:
     foreign: list[tuple[LocalFile, ImportRecord]] = field(default_factory=list)
     complete: bool = True
 
-    @property
-    def sources(self) -> list[ParsedFile]:
-        """The files that were parsed, the script first."""
-        return [file.source for file in self.files.values() if file.source is not None]
-
     def digests(self) -> tuple[tuple[str, str], ...]:
         """Return each file as users see it with a digest of its text, the script first."""
         return tuple((file.shown, digest_of(file.text)) for file in self.files.values())

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
-from ddplaunch.script.names import aliases_of, dotted, string
+from ddplaunch.script.names import FunctionNodes, aliases_of, dotted, string
 from ddplaunch.script.program import LocalFile, Program, is_main_guard
 from ddplaunch.script.source import ParsedFile
 from ddplaunch.values.frozen import dataclass
@@ -19,7 +19,7 @@ from ddplaunch.values.frozen import dataclass
 # Three of four nodes are of these kinds, which are seldom asked for.
 _SMALL: frozenset[type[ast.AST]] = frozenset({ast.Name, ast.Constant, ast.Attribute, ast.keyword, ast.arg})
 _ENVIRONMENT = re.compile("environ|getenv")
-_Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_Definition = (*FunctionNodes, ast.ClassDef)
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,18 @@ import ast
 import gc
 import re
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 from ddplaunch.script.configuration.config_files import ENDINGS
 from ddplaunch.script.configuration.overrides import configuration
 from ddplaunch.script.declared import given
 from ddplaunch.script.doubts import not_one_pass
-from ddplaunch.script.flow import Flow
+from ddplaunch.script.flow import PLACES, Flow, places_of
 from ddplaunch.script.known import UNKNOWN, known_value
 from ddplaunch.script.meaning import added_up, candidate, understood
 from ddplaunch.script.mistake_rules import mistakes_of
-from ddplaunch.script.names import ImportRecord, at, dotted, last, string
+from ddplaunch.script.names import ImportRecord, at, dotted, last, last_word, meaning_of, string
 from ddplaunch.script.options.calls import argparse_options
 from ddplaunch.script.options.commands import click_options
 from ddplaunch.script.options.fields import configured_options
@@ -104,7 +105,7 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
         flow.use_conditions(options, values | {local.dest: UNKNOWN})
     numbers = understood(options, flow)
     decided = {option.meaning for option in numbers.options} | {instead.meaning for instead in numbers.instead}
-    accumulated = () if "accum" in decided else tuple(_accumulation_in(program, args, cwd))
+    accumulated = () if "accum" in decided else tuple(islice(_accumulation_in(flow, args, cwd), 1))
     unknown = list(_unknown_imports(program))
     frameworks = FRAMEWORKS.intersection(record.package for _, record in program.foreign)
     own_group = any("init_process_group" in file.text for file in program.files.values())
@@ -141,7 +142,7 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
         ambiguous=numbers.ambiguous,
         instead=(*numbers.instead, *accumulated),
         doubts=tuple(each for each in (("world_size", apart), ("accum", passes)) if each[1]),
-        devices=next((each for each in devices if each.number), None),
+        devices=next((each for each in devices if each.number and ranks.joined), None),
         configs=config.files,
         complete=program.complete and not (None in found or config.unknown or dynamic or unknown or loads),
         unread=next(iter(dynamic), None),
@@ -151,13 +152,8 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
     )
 
 
-# A line that gives an accumulation of gradients another value than 1, in Python or in a configuration. What looks
-# ahead rules out most lines at once, which halves the time.
-_ACCUMULATES = re.compile(
-    r"^(?=.*?(?:acc|update_freq))[^#\n]*?\b(\w*grad\w*_acc\w*|\w*accumulation\w*|\w*acc(?:um)?_(?:iter|step|freq|grad)\w*|accumulate(?:_grad\w*)?|update_freq)\b"
-    r"[\"']?\s*(?::\s*int\s*)?(?:=(?!=)|:)(?!\s*(?:1|None|null|True|False|int|Optional|[\"']?auto)\b)",
-    re.MULTILINE | re.IGNORECASE,
-)
+# A key of a configuration with another value than 1.
+_KEY = re.compile(r"[\s\"'{-]*([\w.-]+)[\"']?\s*[:=](?!\s*[\"']?(?:1|None|null|true|false|auto)\b)", re.IGNORECASE)
 
 
 def _apart(ranks: GroupSetUp, off: DeclaredAt | None, devices: Sequence[DeclaredAt], named: object) -> str:
@@ -172,17 +168,21 @@ def _apart(ranks: GroupSetUp, off: DeclaredAt | None, devices: Sequence[Declared
     return "" if ranks.joined else GROUP_NOT_FOLLOWED if named else NO_GROUP
 
 
-def _accumulation_in(program: Program, args: Sequence[str], cwd: Path) -> Iterator[Instead]:
-    """Yield what gives an accumulation of the script's own."""
+def _accumulation_in(flow: Flow, args: Sequence[str], cwd: Path) -> Iterator[Instead]:
+    """Yield what gives an accumulation of the script's own: files in its arguments, and code that can run."""
     named = [cwd / arg.rpartition("=")[2] for arg in args if arg.endswith((*ENDINGS, ".toml", ".py"))]
-    given_files = [(show(path, cwd), text.text) for path in named if (text := read_text(path)) is not None]
-    for shown, source in (*given_files, *((file.shown, file.text) for file in program.files.values())):
-        match = _ACCUMULATES.search(source)
-        if match is not None:  # code may be of another model, or under a condition
-            place = DeclaredAt(shown, source.count("\n", 0, match.start(1)) + 1)
-            decides = "may decide" if shown.endswith(".py") else "decides"
-            yield Instead("accum", f"{place} {decides} the accumulation")
-            return
+    for path in named:
+        text = read_text(path)
+        for number, line in enumerate(text.text.splitlines() if text else (), 1):
+            key = _KEY.match(line)
+            if key is not None and meaning_of(last_word(key[1])) == "accum":
+                yield Instead("accum", f"{DeclaredAt(show(path, cwd), number)} may decide the accumulation")
+    for part in flow.parts:
+        for node in part.of(*PLACES):
+            for name, _, value in places_of(node):
+                one = isinstance(value, ast.Constant) and value.value in (1, None, "auto")
+                if not one and meaning_of(last_word(name)) == "accum" and flow.known.runs(node, part):
+                    yield Instead("accum", f"{at(node, part.source)} may decide the accumulation")
 
 
 def _known_values(

@@ -117,6 +117,7 @@ CASES = (
     silent("script-arguments", launch=given("--zebra"), script=BARE),
     silent("script-arguments", launch=given("--zebra"), script=FIRE),
     silent("script-arguments", launch=given("--accum 2"), script=UNREAD),
+    silent("script-arguments", launch=given("--dry-run"), script=healthy_script(options=OPTIONS, unread=HERE)),
     fires("script-arguments", "put `--dry-run` before `--`", launch=given("--dry-run"), script=READ),
     fires("script-arguments", "put `--dry-run` before `--`", "warning", launch=given("--dry-run"), script=PART),
     fires("script-arguments", "put `--accum` before `--`", "warning", launch=given("--accum=2"), script=BARE),

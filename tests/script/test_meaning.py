@@ -659,6 +659,11 @@ ACCELERATED = "import accelerate\nsched = get_scheduler('linear', num_warmup_ste
         (RATE, "opt = SGD(model.parameters(), args.lr / 10)", "train.py:8 may change the value"),
         (RATE, "wandb.init(config={'lr': args.lr})", "`--lr` was followed to train.py:8, not to an optimizer"),
         (RATE, "make(args)", "`--lr` was followed to train.py:5, not to an optimizer"),
+        (
+            RATE,
+            "opt = DummyOptim(model.parameters(), lr=args.lr)",
+            "`--lr` was followed to train.py:8, not to an optimizer",
+        ),
         (ACCUM, f"{ACCELERATOR}with a.accumulate(model):\n    a.backward(loss)", ""),
         (ACCUM, f"{ACCELERATOR}a.backward(loss)", "`--accum` was followed to train.py:8, not to what steps"),
         (
@@ -698,12 +703,14 @@ def test_a_number_that_was_not_followed_to_what_trains_is_in_doubt(
         ("# gradient_accumulation_steps = 4", None),
         ("grad_accum_steps = 1", None),
         ("accum_steps = 4", "train.py:8 may decide the accumulation"),
-        ("accumulate_grad_batches: 128", "train.py:8 may decide the accumulation"),
+        ("data.xyz_gradient_accum = torch.zeros(4)", None),
+        ("'''\ngrad_accum_steps = 4: what it is\n'''", None),
         ("accumulate = max(round(64 / batch), 1)", "train.py:8 may decide the accumulation"),
         ("c = {'gradient_accumulation_steps': 8}", "train.py:8 may decide the accumulation"),
-        ("num_grad_accumulate = tokens // batch", "train.py:8 may decide the accumulation"),
+        ("Trainer(accumulate_grad_batches=tokens // batch)", "train.py:8 may decide the accumulation"),
         ("c = {'gradient_accumulation_steps': 'auto'}", None),
-        ("import helper", "helper.py:2 may decide the accumulation"),
+        ("import helper\nhelper.Config()", "helper.py:2 may decide the accumulation"),
+        ("import helper", None),
     ],
 )
 def test_an_accumulation_of_the_scripts_own_is_said(tmp_path: Path, body: str, clause: str | None) -> None:
@@ -714,7 +721,7 @@ def test_an_accumulation_of_the_scripts_own_is_said(tmp_path: Path, body: str, c
 def test_an_accumulation_in_a_file_that_is_passed_is_said(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("train:\n  gradient_accumulation_steps: 8\n")
     assert clauses(read(tmp_path, script(BATCH, "x = 1"), "run.yaml")) == {
-        "accum": "run.yaml:2 decides the accumulation"
+        "accum": "run.yaml:2 may decide the accumulation"
     }
 
 
@@ -722,6 +729,7 @@ def test_an_accumulation_in_a_file_that_is_passed_is_said(tmp_path: Path) -> Non
     ("body", "clause"),
     [
         ("loss.backward()\noptimizer.step()", None),
+        ("o = torch.optim.SGD(model.parameters(), 0.1)\nfor x in y:\n    loss.backward()\n    o.step()", None),
         (
             "for x in loader:\n    loss.backward()\n    if scaler is None:\n        opt.step()\n"
             "    else:\n        scaler.step(opt)",

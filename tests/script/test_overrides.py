@@ -261,6 +261,13 @@ def test_a_yacs_file_in_the_arguments_gives_the_defaults(tmp_path: Path) -> None
     assert (rate.default, str(rate.at)) == ("0.5", "x.yaml:2")
 
 
+@pytest.mark.parametrize(("factor", "doubt"), [("", ""), (" * len(gpus)", "train.py:11 may change the value")])
+def test_a_key_of_yacs_is_followed_to_what_trains_with_it(tmp_path: Path, factor: str, doubt: str) -> None:
+    loads = f"    DataLoader(data, batch_size=_C.TRAIN.BATCH_SIZE_PER_GPU{factor})\n"
+    write(tmp_path, {"train.py": YACS.format(opts="'opts'") + loads, "defaults.py": YACS_DEFAULTS})
+    assert next(each for each in read(tmp_path).options if each.meaning == "batch_size").doubt == doubt
+
+
 @pytest.mark.parametrize(("scale", "rate"), [("True", "0.001"), ("False", "0.004")])
 def test_a_switch_of_the_configuration_decides_whether_the_rate_is_scaled(
     tmp_path: Path, scale: str, rate: str
@@ -367,21 +374,23 @@ def test_a_json_file_alone_is_all_that_hugging_faces_parser_reads(tmp_path: Path
     assert launched(tmp_path).args[:2] == ("--per_device_train_batch_size", "8")
 
 
-def test_options_that_a_file_gives_defaults_have_none_that_is_known(tmp_path: Path) -> None:
-    script = """
-        import argparse, yaml
-        p = argparse.ArgumentParser()
+@pytest.mark.parametrize("parser", ["argparse", "yamlargparse"])
+def test_options_that_a_file_gives_defaults_have_none_that_is_known(tmp_path: Path, parser: str) -> None:
+    script = f"""
+        import {parser}, yaml
+        p = {parser}.ArgumentParser()
         p.add_argument("-c")
         p.add_argument("--batch-size", type=int, default=64)
         known, rest = p.parse_known_args()
-        p.set_defaults(**yaml.safe_load(open(known.c)))
+        {"p.set_defaults(**yaml.safe_load(open(known.c)))" if parser == "argparse" else ""}
         args = p.parse_args(rest)
     """
     write(tmp_path, {"train.py": script, "a.yaml": "seed: 1\nbatch_size: 16\n"})
     topology = Topology(Resolved(1, FLAG), Resolved(4, FLAG), 1)
     sizes = []
     for args in ((), ("-c", "a.yaml")):
-        assert launched(tmp_path, *args).args == ("--batch-size", "8", *args)
+        words = ("--batch-size", "8")  # jsonargparse's file would overwrite what stands before it
+        assert launched(tmp_path, *args).args == ((*args, *words) if args else words)
         options = complete_from_script(Options(), Target("script", "train.py", args), topology, read(tmp_path, *args))
         sizes.append(options.batch_size and options.batch_size.value)
     assert sizes == [64, None]

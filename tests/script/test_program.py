@@ -120,6 +120,8 @@ SUPER = (
         ("import deepspeed\nimport argparse\n", True),
         ("import transformers, wandb\nwandb.init()\n", False),
         ("from lightning import Trainer\nt: Trainer = hydra.utils.instantiate(cfg.trainer)\n", True),
+        ("from lightning import Trainer\nt = made(cfg.trainer, Trainer)\n", True),
+        ("from lightning.pytorch.cli import LightningCLI\nLightningCLI()\n", True),
         ("from lightning import Trainer\ndef fit(t: Trainer | None) -> Trainer: ...\nfit(make())\n", True),
         ("import horovod.torch as hvd\nhvd.init()\n", True),
         ("import torch\ndef unused():\n    torch.distributed.init_process_group()\nif False:\n    unused()\n", True),
@@ -152,7 +154,11 @@ def test_ranks_of_a_launch_that_may_not_meet_are_in_doubt(tmp_path: Path, text: 
         ("import lightning as L\nL.Trainer(devices=-1)\n", None),
         ("import lightning as L\nL.Trainer(devices=torch.cuda.device_count())\n", None),
         ("import lightning as L\nif False:\n    L.Trainer(devices=1)\n", None),
-        ("import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '0,1'\n", ("CUDA_VISIBLE_DEVICES", 2, 2)),
+        (
+            "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '0,1'\ndist.init_process_group()\n",
+            ("CUDA_VISIBLE_DEVICES", 2, 2),
+        ),
+        ("import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '0,1'\ntorch.nn.DataParallel(model)\n", None),
     ],
 )
 def test_devices_that_the_script_fixes(tmp_path: Path, body: str, fixed: tuple[str, int, int] | None) -> None:
@@ -537,6 +543,7 @@ DEVICE = (
         ),
         ("def run(gpu):\n    DDP(model, device_ids=[gpu])\nrun(p.parse_args().local_rank)\n", 5),
         ("args = p.parse_args()\nprint(args.local_rank)\n", None),
+        ("args = p.parse_args()\nengine, *_ = deepspeed.initialize(args)\nx.to(engine.local_rank)\n", None),
         ("args = p.parse_args()\nif args.local_rank > 0:\n    torch.cuda.set_device(args.local_rank)\n", None),
         (
             "args = p.parse_args()\nargs.local_rank = int(os.environ['LOCAL_RANK'])\n"

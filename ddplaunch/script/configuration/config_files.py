@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 from operator import add, floordiv, mul, truediv
 from pathlib import Path
@@ -62,15 +62,9 @@ def _compose(text: str) -> Any:
 def _yaml(text: str, shown: str) -> Iterator[Entry]:
     """Yield the entries of a YAML or JSON file."""
     for key, node in _scalars(_compose(text)):
-        yield _yaml_entry(key, node, shown)
-
-
-def _yaml_entry(key: str, node: Any, shown: str) -> Entry:
-    line = node.start_mark.line
-    reference = _NOT_LITERAL.search(node.value) is not None
-    empty = reference or node.tag.endswith(":null")
-    text = None if empty else node.value
-    return Entry(key, text, DeclaredAt(shown, line + 1), reference)
+        reference = _NOT_LITERAL.search(node.value) is not None
+        value = None if reference or node.tag.endswith(":null") else node.value
+        yield Entry(key, value, DeclaredAt(shown, node.start_mark.line + 1), reference)
 
 
 def _scalars(node: Any, prefix: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, Any]]:
@@ -94,21 +88,17 @@ def _pairs(node: Any) -> list[tuple[str, Any]]:
     return [(key.value, value) for key, value in items if isinstance(key.value, str)]
 
 
-def literal_entries(
-    name: str, node: ast.expr, source: ParsedFile, known: Mapping[str, ast.expr], depth: int = _DEPTH
-) -> Iterator[Entry]:
-    """Yield the entry of ``name``, or those below it if the expression is a dictionary, also one of ``known`` names."""
-    if isinstance(node, ast.Name) and node.id in known and depth and known[node.id] is not node:
-        yield from literal_entries(name, known[node.id], source, known, depth - 1)
-        return
+def literal_entries(name: str, node: ast.expr, source: ParsedFile, depth: int = _DEPTH) -> Iterator[Entry]:
+    """Yield the entry of ``name``, or those below it if the expression is a dictionary."""
     pairs = dict_items(node)
     if pairs is None:
-        text = literal_text(node)
+        value = _folded(node)
+        text = None if value is None else str(value)
         empty = isinstance(node, ast.Constant) and node.value is None
         yield Entry(name, text, at(node, source), computed=text is None and not empty)
         return
     for key, value in pairs if depth else ():
-        yield from literal_entries(f"{name}.{key}" if name else key, value, source, known, depth - 1)
+        yield from literal_entries(f"{name}.{key}" if name else key, value, source, depth - 1)
 
 
 _DICTS = frozenset({"dict", "Dict", "ConfigDict", "CN", "CfgNode", "EasyDict", "edict", "Namespace", "HParams", "L"})
@@ -125,16 +115,11 @@ def dict_items(node: ast.AST | None) -> list[tuple[str, ast.expr]] | None:
     return [*(inner or ()), *((item.arg, item.value) for item in node.keywords if item.arg is not None)]
 
 
-def literal_text(node: ast.AST | None) -> str | None:
-    """Return a literal, or arithmetic on numbers, as text; None for anything else."""
-    value = _folded(node)
-    return None if value is None else str(value)
-
-
 _FOLDS = {ast.Mult: mul, ast.Add: add, ast.Div: truediv, ast.FloorDiv: floordiv}
 
 
 def _folded(node: ast.AST | None) -> Any:
+    """Return a literal, or arithmetic on numbers; None for anything else."""
     if isinstance(node, ast.Constant):
         return None if node.value is ... else node.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):

@@ -70,6 +70,7 @@ class Ways:
     ) -> None:
         """Remember the program."""
         self.program, self.parts, self.args, self.cwd = program, parts, args, cwd
+        self.packages = {name.partition(".")[0] for part in parts for name in part.aliases.values()}
 
     def found(self) -> Iterator[Way]:
         """Yield every way."""
@@ -103,15 +104,13 @@ class Ways:
         elif full == "hydra.main":
             yield Way("k=v", where, "hydra", entries=tuple(self._hydra(call, part)))
         elif name in ("merge_from_list", "cfg_from_list") and call.args:
-            packages = {value.partition(".")[0] for each in self.parts for value in each.aliases.values()}
-            known = _DETECTRON if "detectron2" in packages else ()
+            known = _DETECTRON if "detectron2" in self.packages else ()
             flag, first = self._source_of(call.args[0])
             yield Way("k v", where, "yacs", flag, first, entries=tuple(self._yacs()), known=known)
         elif name == "DictAction" or (name == "add_argument" and last(keyword(call, "action")) == "DictAction"):
             flag = next((each for item in call.args if (each := string(item) or "").startswith("--")), "")
-            packages = {value.partition(".")[0] for value in part.aliases.values()}
             # with mmcv's configurations the script itself chooses its keys
-            keys: tuple[str, ...] = _MMENGINE if "mmengine" in packages else ()
+            keys: tuple[str, ...] = _MMENGINE if "mmengine" in self.packages else ()
             yield Way("k=v", where, "mmengine", flag, known=keys)
         elif full == "exec" and call.args and self._is_configurator(call.args[0]):
             yield Way("--k=v", where, "globals", prefix="--", entries=tuple(_globals_before(call, part)))
@@ -159,7 +158,7 @@ class Ways:
                 if isinstance(statement, ast.Assign):
                     _, *names = ast.unparse(statement.targets[0]).split(".")
                     if names and all(name.isidentifier() for name in names):
-                        yield from config_files.literal_entries(".".join(names), statement.value, source, {})
+                        yield from config_files.literal_entries(".".join(names), statement.value, source)
 
     def _is_configurator(self, node: ast.AST) -> bool:
         """Return whether a file is executed that sets module-level names from ``--key=value`` words."""
@@ -178,4 +177,4 @@ def _globals_before(call: ast.Call, part: ReachablePart) -> Iterator[Entry]:
             return
         target = statement.targets[0] if isinstance(statement, ast.Assign) else None
         if isinstance(statement, ast.Assign) and isinstance(target, ast.Name):
-            yield from config_files.literal_entries(target.id, statement.value, part.source, {})
+            yield from config_files.literal_entries(target.id, statement.value, part.source)

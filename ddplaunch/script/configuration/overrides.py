@@ -27,6 +27,7 @@ _LARGEST_BYTES = 64_000
 _FILES = 12
 # Parsers that take the values of a file as defaults of their options.
 _FILE_DEFAULTS = frozenset({"set_defaults", "TrlParser", "CLI", "auto_cli", "ArgParser"})
+_FILE_PARSERS = frozenset({"configargparse", "jsonargparse", "yamlargparse"})
 _OTHER_SECTION = re.compile(
     r"(?i)(?:^|[._-])(?:val|valid|validation|eval\w*|test\w*|infer\w*|predict\w*|sampl(?!es_per_)\w*|demo|ema|profil\w*)(?:[._-]|$)"
 )
@@ -35,7 +36,7 @@ _OWN_SECTION = re.compile(
 )
 # A program without any of these words in its files has no configuration.
 _WORTH_READING = re.compile(
-    r"hydra|omegaconf|merge_from_list|cfg_from_list|DictAction|exec\(|parse_(?:json|yaml)_file|set_defaults|TrlParser|auto_cli|configargparse"
+    r"hydra|omegaconf|merge_from_list|cfg_from_list|DictAction|exec\(|parse_(?:json|yaml)_file|set_defaults|TrlParser|auto_cli|(?:config|json|yaml)argparse"
 )
 
 
@@ -95,7 +96,7 @@ class _Overrides:
             tuple(name for name, _ in files),
             (),
             tuple(_facts(entries, self.args)),
-            tuple(self._option(entry, way) for entry in entries if _is_switch(entry)),
+            tuple(self._option(entry, way) for entry in entries if (entry.text or "").lower() in _SWITCHED),
             frozenset(entry.at for entry in way.entries),
         )
 
@@ -119,12 +120,13 @@ class _Overrides:
         A Hugging Face parser whose only argument is a file takes no options.
         """
         names = {last(call.func) for part in self.parts for call in part.calls}
-        defaults = names & _FILE_DEFAULTS or any("configargparse" in part.aliases.values() for part in self.parts)
+        defaults = names & _FILE_DEFAULTS or self.ways.packages & _FILE_PARSERS
         alone = len(self.args) == 1 and names & {"parse_json_file", "parse_yaml_file"}
         if (defaults and self._files()) or (alone and self.args[0].endswith(config_files.ENDINGS)):
             for option in self.declared:
                 takes = option.fillable and not (alone and option.parser == "transformers")
-                yield replace(option, default=None, computed=True, fillable=takes)
+                # jsonargparse overwrites with its file what stands before it
+                yield replace(option, default=None, computed=True, fillable=takes, comes_first=False)
 
     def _files(self) -> list[tuple[str, list[Entry]]]:
         """Return the entries of the files that the script names, and then of those that its arguments name."""
@@ -155,10 +157,6 @@ def _is_small_file(path: Path) -> bool:
 
 
 _SWITCHED = {"true": True, "false": False}
-
-
-def _is_switch(entry: Entry) -> bool:
-    return (entry.text or "").lower() in _SWITCHED
 
 
 def _facts(entries: Iterable[Entry], args: Sequence[str]) -> Iterator[tuple[str, object]]:

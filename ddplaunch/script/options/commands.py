@@ -8,6 +8,8 @@ from dataclasses import replace
 
 from ddplaunch.script.known import text_of
 from ddplaunch.script.names import (
+    Function,
+    FunctionNodes,
     at,
     destination,
     dotted,
@@ -21,9 +23,6 @@ from ddplaunch.script.names import (
 from ddplaunch.script.reachable import ReachablePart
 from ddplaunch.script.script_report import DeclaredOption
 from ddplaunch.values.frozen import dataclass
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ def parameters(function: Function) -> Iterator[Parameter]:
 
 def click_options(part: ReachablePart) -> Iterator[DeclaredOption | None]:
     """Yield the options of ``@click.option`` decorators; those of a group's commands cannot be filled in."""
-    for function in part.of(*_FUNCTIONS):
+    for function in part.of(*FunctionNodes):
         if not isinstance(function, Function) or not function.decorator_list:
             continue
         calls = [item for item in function.decorator_list if isinstance(item, ast.Call)]

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from ddplaunch.script.configuration.config_files import dict_items
 from ddplaunch.script.known import text_of
-from ddplaunch.script.names import aliases_of, at, dotted, is_computed, keyword, last, literal
-from ddplaunch.script.options.commands import Function, Parameter, parameters
+from ddplaunch.script.names import Function, aliases_of, at, dotted, is_computed, keyword, last, literal
+from ddplaunch.script.options.commands import Parameter, parameters
 from ddplaunch.script.program import Program
 from ddplaunch.script.reachable import ReachablePart
 from ddplaunch.script.script_report import DeclaredAt, DeclaredOption
