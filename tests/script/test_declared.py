@@ -66,60 +66,6 @@ def test_argparse_as_in_crowd_bt(tmp_path: Path) -> None:
     assert not any("data" in item.flags for item in report.options)
 
 
-def test_a_required_local_rank_is_demanded(tmp_path: Path) -> None:
-    report = read(
-        tmp_path,
-        'import argparse\np = argparse.ArgumentParser()\np.add_argument("--local-rank", type=int, required=True)\n',
-    )
-    assert str(report.demands_local_rank) == "train.py:3"
-
-
-@pytest.mark.parametrize(
-    ("declaration", "meaning"),
-    [
-        ('"--warmup-steps", type=int', "warmup_steps"),
-        ('"--warmup", type=int', "warmup_steps"),
-        ('"--warmup", default=500', "warmup_steps"),
-        ('"--warmup", type=float, default=0.1', "warmup_ratio"),
-        ('"--warmup", default=0.1', "warmup_ratio"),
-        ('"--warmup"', None),
-        ('"--train_batch_size", type=int', "batch_size"),
-        ('"--micro_batch_size", type=int', "batch_size"),
-        ('"--global-batch-size", type=int', "total_batch_size"),
-        ('"--gradient_accumulation_steps", type=int', "accum"),
-        ('"--accum-iter", default=1, type=int', "accum"),
-        ('"--batch-size", type=str', None),
-        ('"--batch-size", nargs="+", type=int', None),
-        ('"--batch-size-val", type=int', None),
-        ('"--lr", action="store_true"', None),
-        ('"-lr", type=float', "lr"),
-    ],
-)
-def test_meaning_only_of_exact_names_and_fitting_types(tmp_path: Path, declaration: str, meaning: str | None) -> None:
-    report = read(tmp_path, f"import argparse\np = argparse.ArgumentParser()\np.add_argument({declaration})\n")
-    assert [item.meaning for item in report.options] == [meaning]
-
-
-def test_two_candidates_have_no_meaning(tmp_path: Path) -> None:
-    report = read(
-        tmp_path, "def f(p):\n    p.add_argument('--lr')\n    p.add_argument('--learning-rate')\nimport x\nf(x)\n"
-    )
-    assert meanings(report) == {}
-
-
-def test_options_of_a_subcommand_have_no_meaning(tmp_path: Path) -> None:
-    report = read(
-        tmp_path,
-        """
-        import argparse
-        top = argparse.ArgumentParser()
-        train = top.add_subparsers().add_parser("train")
-        train.add_argument("--batch-size", type=int)
-        """,
-    )
-    assert option(report, "--batch-size").meaning is None
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -136,19 +82,6 @@ def test_hugging_face_classes_are_found_behind_names(tmp_path: Path, text: str) 
     report = read(tmp_path, head + text)
     rates = [item for item in report.options if item.meaning == "lr"]
     assert [item.flags[0] for item in rates] == ["--learning_rate"]
-
-
-def test_computed_flags_leave_the_report_incomplete(tmp_path: Path) -> None:
-    report = read(
-        tmp_path,
-        """
-        import argparse
-        p = argparse.ArgumentParser()
-        for name in ["lr", "batch-size"]:
-            p.add_argument("--" + name)
-        """,
-    )
-    assert not report.complete
 
 
 CLICK = """
@@ -175,29 +108,6 @@ def test_click_as_in_the_retriever(tmp_path: Path) -> None:
     assert not option(report, "--save_to_artifacts").takes_value
     assert report.demands_local_rank is not None
     assert report.complete
-
-
-def test_click_group_commands_have_no_meaning(tmp_path: Path) -> None:
-    report = read(
-        tmp_path,
-        """
-        import click
-        @click.group()
-        def cli(): ...
-        @cli.command()
-        @click.option("--batch-size")
-        def train(batch_size): ...
-        cli()
-        """,
-    )
-    assert option(report, "--batch-size").meaning is None
-
-
-def test_fire(tmp_path: Path) -> None:
-    report = read(tmp_path, "import fire\ndef main(batch_size=8, lr=1e-3): ...\nfire.Fire(main)\n")
-    assert meanings(report) == {"batch_size": "--batch_size", "lr": "--lr"}
-    assert report.complete
-    assert not read(tmp_path, "import fire\nfire.Fire()\n").complete
 
 
 HUGGING_FACE = """
@@ -228,8 +138,28 @@ def test_hugging_face(tmp_path: Path) -> None:
     assert "world_size" not in dict(report.doubts)
 
 
-def test_options_that_only_a_file_fills_are_none(tmp_path: Path) -> None:
-    assert not read(tmp_path, HUGGING_FACE.replace("args_into_dataclasses()", "json_file(path)")).options
+PARSER = "import argparse\np = argparse.ArgumentParser()\n"
+GROUP = "import click\n@click.group()\ndef cli(): ...\n@cli.command()\n@click.option('--lr')\ndef f(lr): ...\ncli()\n"
+TYRO = "import tyro\nclass Config:\n    batch_size: int = 8\n    lr: float = 1e-3\ntyro.cli(Config)\n"
+FIRE = "import fire\ndef main(batch_size=8, lr=1e-3): ...\nfire.Fire(main)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "complete"),
+    [
+        (PARSER + "p.add_argument('--lr')\np.add_argument('--learning-rate')\n", {}, True),
+        (PARSER + "t = p.add_subparsers().add_parser('t')\nt.add_argument('--lr', type=float)\n", {}, True),
+        (PARSER + "for name in ['lr', 'batch-size']:\n    p.add_argument('--' + name)\n", {}, False),
+        (GROUP, {}, True),
+        (FIRE, {"batch_size": "--batch_size", "lr": "--lr"}, True),
+        ("import fire\nfire.Fire()\n", {}, False),
+        (TYRO, {"batch_size": "--batch-size", "lr": "--lr"}, True),
+        (HUGGING_FACE.replace("args_into_dataclasses()", "json_file(path)"), {}, True),
+    ],
+)
+def test_numbers_of_options(tmp_path: Path, text: str, found: dict[str, str], complete: bool) -> None:
+    report = read(tmp_path, text)
+    assert (meanings(report), report.complete) == (found, complete)
 
 
 def test_a_class_that_extends_training_arguments_in_another_file(tmp_path: Path) -> None:
@@ -249,50 +179,33 @@ def test_a_class_that_extends_training_arguments_in_another_file(tmp_path: Path)
     assert meanings(report)["batch_size"] == "--per_device_train_batch_size"
 
 
-def test_tyro(tmp_path: Path) -> None:
-    config = (
-        "from dataclasses import dataclass\n@dataclass\nclass Config:\n    batch_size: int = 8\n    lr: float = 1e-3\n"
-    )
-    report = read(tmp_path, f"import tyro\n{config}tyro.cli(Config)\n")
-    assert option(report, "--batch-size").flags == ("--batch-size", "--batch_size")
-
-
 @pytest.mark.parametrize(
-    "text",
+    ("text", "complete"),
     [
-        "import hydra\n@hydra.main(config_path='.')\ndef main(cfg): ...\nmain()\n",
-        "exec(open('configurator.py').read())\n",
-        "import sys\nepochs = int(sys.argv[1])\n",
-        "from sys import argv\nepochs = argv[1:]\n",
-        "import argparse\nargparse.ArgumentParser().parse_known_args()\n",
-        "import argparse\nargparse.ArgumentParser().add_argument('--x', nargs=argparse.REMAINDER)\n",
-        "import argparse\nargparse.ArgumentParser().add_argument('rest', nargs='...')\n",
-        "from lightning.pytorch.cli import LightningCLI\nLightningCLI()\n",
-        "import nobody_knows_this\n",
-        "import typer\ndef main(batch_size: int = 8): ...\ntyper.run(main)\n",
-        "from absl import app, flags\nflags.DEFINE_integer('batch_size', 8, 'per GPU')\napp.run(main)\n",
-        "from docopt import docopt\nargs = docopt(__doc__)\n",
-        "from tap import Tap\nclass Args(Tap):\n    lr: float = 0.1\nArgs().parse_args()\n",
-        "import simple_parsing\nsimple_parsing.parse(dict)\n",
-        "from torchtune import config\n@config.parse\ndef main(cfg): ...\n",
-        "from lib import HParams\nHParams(lr=0.1).parse(text)\n",
-        "from lib import ConfigManager\nConfigManager().parse_args()\n",
-        "import argparse, pytorch_lightning as pl\npl.Trainer.add_argparse_args(argparse.ArgumentParser())\n",
-        "from .missing import parse\nparse()\n",
-        "import sys\nfrom mingpt.utils import CfgNode\nCfgNode().merge_from_args(sys.argv[1:])\n",
+        ("import argparse, sys\nargparse.ArgumentParser().parse_args(sys.argv[1:])\n", True),
+        ("import sys\nprint(sys.argv[0])\n", True),
+        ("import os, torch, numpy as np\n", True),
+        ("import hydra\n@hydra.main(config_path='.')\ndef main(cfg): ...\nmain()\n", False),
+        ("exec(open('configurator.py').read())\n", False),
+        ("import sys\nepochs = int(sys.argv[1])\n", False),
+        ("from sys import argv\nepochs = argv[1:]\n", False),
+        ("import argparse\nargparse.ArgumentParser().parse_known_args()\n", False),
+        ("import argparse\nargparse.ArgumentParser().add_argument('--x', nargs=argparse.REMAINDER)\n", False),
+        ("import argparse\nargparse.ArgumentParser().add_argument('rest', nargs='...')\n", False),
+        ("from lightning.pytorch.cli import LightningCLI\nLightningCLI()\n", False),
+        ("import nobody_knows_this\n", False),
+        ("import typer\ndef main(batch_size: int = 8): ...\ntyper.run(main)\n", False),
+        ("from absl import app, flags\nflags.DEFINE_integer('batch_size', 8, 'per GPU')\napp.run(main)\n", False),
+        ("from docopt import docopt\nargs = docopt(__doc__)\n", False),
+        ("from tap import Tap\nclass Args(Tap):\n    lr: float = 0.1\nArgs().parse_args()\n", False),
+        ("import simple_parsing\nsimple_parsing.parse(dict)\n", False),
+        ("from torchtune import config\n@config.parse\ndef main(cfg): ...\n", False),
+        ("from lib import HParams\nHParams(lr=0.1).parse(text)\n", False),
+        ("from lib import ConfigManager\nConfigManager().parse_args()\n", False),
+        ("import argparse, pytorch_lightning as pl\npl.Trainer.add_argparse_args(argparse.ArgumentParser())\n", False),
+        ("from .missing import parse\nparse()\n", False),
+        ("import sys\nfrom mingpt.utils import CfgNode\nCfgNode().merge_from_args(sys.argv[1:])\n", False),
     ],
 )
-def test_what_cannot_be_seen_leaves_the_report_incomplete(tmp_path: Path, text: str) -> None:
-    assert not read(tmp_path, text).complete
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "import argparse, sys\nargparse.ArgumentParser().parse_args(sys.argv[1:])\n",
-        "import sys\nprint(sys.argv[0])\n",
-        "import os, torch, numpy as np\n",
-    ],
-)
-def test_what_hides_nothing_is_complete(tmp_path: Path, text: str) -> None:
-    assert read(tmp_path, text).complete
+def test_what_cannot_be_seen_leaves_the_report_incomplete(tmp_path: Path, text: str, complete: bool) -> None:
+    assert read(tmp_path, text).complete is complete

@@ -9,43 +9,36 @@ from ddplaunch.script.script_report import DeclaredAt, DeclaredOption
 
 AT = DeclaredAt("train.py", 1)
 BATCH = DeclaredOption(("--batch-size", "-b"), AT)
-NORM = DeclaredOption(("--batch-norm",), AT)
+BOTH = (BATCH, DeclaredOption(("--batch-norm",), AT))
+CLICK = DeclaredOption(("--batch-size",), AT, parser="click")
 AMP = DeclaredOption(("--amp", "--no-amp"), AT, takes_value=False)
+BETA = DeclaredOption(("-beta",), AT)
 
 
 @pytest.mark.parametrize(
-    ("args", "values"),
+    ("words", "option", "declared", "values"),
     [
-        (["--batch-size", "8"], ("8",)),
-        (["--batch-size=8"], ("8",)),
-        (["-b8"], ("8",)),
-        (["-b", "8"], ("8",)),
-        (["--batch-size", "8", "--batch-size=16"], ("8", "16")),
-        (["--batch-size="], ("",)),
-        (["--batch_size", "8"], ()),
-        (["--batch-s", "8"], ("8",)),
-        (["--batch", "8"], ()),
-        (["--", "--batch-size", "8"], ()),
-        (["--batch-size", "--lr"], ()),
-        (["--batch-size"], ()),
-        (["--batch-size", "-8"], ("-8",)),
-        (["batch-size=8"], ()),
-        ([], ()),
+        ("--batch-size 8", BATCH, BOTH, ("8",)),
+        ("--batch-size=8", BATCH, BOTH, ("8",)),
+        ("-b8", BATCH, BOTH, ("8",)),
+        ("-b 8", BATCH, BOTH, ("8",)),
+        ("--batch-size 8 --batch-size=16", BATCH, BOTH, ("8", "16")),
+        ("--batch-size=", BATCH, BOTH, ("",)),
+        ("--batch_size 8", BATCH, BOTH, ()),
+        ("--batch-s 8", BATCH, BOTH, ("8",)),
+        ("--batch 8", BATCH, BOTH, ()),
+        ("-- --batch-size 8", BATCH, BOTH, ()),
+        ("--batch-size --lr", BATCH, BOTH, ()),
+        ("--batch-size", BATCH, BOTH, ()),
+        ("--batch-size -8", BATCH, BOTH, ("-8",)),
+        ("batch-size=8", BATCH, BOTH, ()),
+        ("--batch-s 8", BATCH, (), ()),  # not known to be an abbreviation without the other options
+        ("--batch 8", CLICK, (CLICK,), ()),  # click knows none
+        ("--amp --no-amp", AMP, (), ("True", "False")),
+        ("-beta", DeclaredOption(("-b",), AT), (BETA,), ()),
     ],
 )
-def test_argparse_spellings(args: list[str], values: tuple[str, ...]) -> None:
-    assert given(args, BATCH, (BATCH, NORM)) == values
-
-
-def test_without_the_other_options_nothing_is_taken_for_an_abbreviation() -> None:
-    assert given(["--batch-s", "8"], BATCH) == ()
-
-
-def test_click_knows_no_abbreviations() -> None:
-    flag = DeclaredOption(("--batch-size",), AT, parser="click")
-    assert given(["--batch", "8"], flag, (flag,)) == ()
-
-
-def test_switches_and_their_negation() -> None:
-    assert given(["--amp", "--no-amp"], AMP) == ("True", "False")
-    assert given(["-beta"], DeclaredOption(("-b",), AT), (DeclaredOption(("-beta",), AT),)) == ()
+def test_values_that_are_passed(
+    words: str, option: DeclaredOption, declared: tuple[DeclaredOption, ...], values: tuple[str, ...]
+) -> None:
+    assert given(words.split(), option, declared) == values

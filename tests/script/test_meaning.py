@@ -305,6 +305,16 @@ def test_what_several_options_could_mean_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("declaration", "meaning"),
     [
+        ('"--warmup", type=int', "warmup_steps"),
+        ('"--warmup", default=500', "warmup_steps"),
+        ('"--warmup", type=float, default=0.1', "warmup_ratio"),
+        ('"--warmup", default=0.1', "warmup_ratio"),
+        ('"--warmup"', None),
+        ('"--gradient_accumulation_steps", type=int', "accum"),
+        ('"--batch-size", type=str', None),
+        ('"--batch-size", nargs="+", type=int', None),
+        ('"--lr", action="store_true"', None),
+        ('"-lr", type=float', "lr"),
         ('"--warmup", type=int, help="epochs to warm up"', "warmup_epochs"),
         ('"--warmup-steps", type=int, help="epochs, if the scheduler counts them"', "warmup_steps"),
         ('"--warmup-epochs", type=float', "warmup_epochs"),
