@@ -35,6 +35,7 @@ from ddplaunch.prove.recording import Recorded, read_recording
 from ddplaunch.values.finding import Severity
 
 STEPS = 6
+GPUS = 4  # for which the CPU stands in; no case has more ranks
 DEADLINE_S = 600.0
 #: Codes of a case for which any finding counts.
 ANY = frozenset({"any"})
@@ -81,7 +82,7 @@ def record(folder: Path, script: Path, name: str, ranks: int) -> Recorded:
         "TORCHDYNAMO_DISABLE": "1",
         "OMP_NUM_THREADS": "1",
         "ACCELERATE_USE_CPU": "true",
-        VARIABLE: f"{STEPS}:{folder / name}",
+        VARIABLE: f"{STEPS}:{GPUS}:{folder / name}",
     }
     children: dict[int, int | None] = {}
     for rank in range(ranks):

@@ -10,17 +10,15 @@ from ddplaunch.ui.terminal import Emphasis, Terminal
 from ddplaunch.values.codec import plain
 from ddplaunch.values.words import count, duration_text
 
-_SCHEMA = 1
 _EMPHASES: dict[str, Emphasis] = {"right": "good", "open": "warning"}
 
 
 def proof_text(answer: ProofAnswer, terminal: Terminal) -> str:
     """Return the claims that are right, those that are open, the findings and a summary."""
-    shown = [claim for verdict in _EMPHASES for claim in answer.claims if claim.verdict == verdict]
     text = ""
-    for claim in shown:
-        words, emphasis = f"{claim.subject}: {claim.text}", _EMPHASES[claim.verdict]
-        text += terminal.page(terminal.lines(words, f"{claim.verdict:<6}", emphasis=emphasis))
+    for verdict, emphasis in _EMPHASES.items():
+        for words in (f"{claim.subject}: {claim.text}" for claim in answer.claims if claim.verdict == verdict):
+            text += terminal.page(terminal.lines(words, f"{verdict:<6}", emphasis=emphasis))
     if findings := answer.findings:
         text += "\n" * bool(text) + findings_text(findings, terminal)
     verdicts = [claim.verdict for claim in answer.claims]
@@ -31,4 +29,4 @@ def proof_text(answer: ProofAnswer, terminal: Terminal) -> str:
 
 def proof_json(answer: ProofAnswer) -> dict[str, Any]:
     """Return all claims and findings as values for JSON."""
-    return {"schema": _SCHEMA, **plain(answer), "wrong": answer.is_wrong}
+    return {"schema": 1, **plain(answer), "wrong": answer.is_wrong}

@@ -9,9 +9,10 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
-from ddplaunch.values.finding import Finding, Severity, error, warning
+from ddplaunch.values.finding import Finding, Severity
 from ddplaunch.values.frozen import dataclass
 
 Verdict = Literal["right", "wrong", "open"]
@@ -63,15 +64,14 @@ def still_open(subject: str, text: str) -> Claim:
     return Claim(subject, "open", text)
 
 
-def wrong(subject: str, code: str, where: str, *, is_sure: bool = True, **values: Any) -> Claim:
+def wrong(subject: str, code: str, where: str, **values: Any) -> Claim:
     """Return a wrong claim. Its finding has the texts of ``code``, filled with ``values``.
 
-    The severity is that of ``code`` in ``findings.json``; a claim that is not sure is a warning.
+    ``findings.json`` has these texts in the order of a finding's fields.
     """
-    texts = _TEXTS[code]
-    what, why, fix = (texts[part].format(**values) for part in ("what", "why", "fix"))
-    make = error if is_sure and texts["severity"] == "error" else warning
-    return Claim(subject, "wrong", what, make(code, what, why=why, fix=fix, where=where or ()))
+    severity, what, why, fix = (text.format(**values) for text in _TEXTS[code].values())
+    finding = Finding(code, Severity(severity), what, why, fix, (where,) if where else ())
+    return Claim(subject, "wrong", what, finding)
 
 
 class Fit(NamedTuple):
@@ -88,7 +88,7 @@ def near(number: float, other: float) -> bool:
 
 def fit(target: Vector, model: Vector) -> Fit:
     """Return ``target`` as a least-squares multiple of ``model``; the residual is infinite where none exists."""
-    if len(target) != len(model) or not norm(target):
+    if len(target) != len(model) or not any(target):
         return Fit(0.0, math.inf)
     (factor,), residual = combined(target, [model])
     return Fit(factor, residual)
@@ -102,7 +102,7 @@ def combined(target: Vector, parts: Sequence[Vector]) -> tuple[list[float], floa
         for n, row in enumerate(products):
             factors[n] += (goals[n] - dot(row, factors)) / (row[n] or math.inf)
     rest = [value - dot(factors, values) for value, values in zip(target, zip(*parts, strict=True), strict=True)]
-    return factors, norm(rest) / (norm(target) or math.inf)
+    return factors, math.hypot(*rest) / (math.hypot(*target) or math.inf)
 
 
 def dot(one: Vector, other: Vector) -> float:
@@ -110,17 +110,12 @@ def dot(one: Vector, other: Vector) -> float:
     return sum(a * b for a, b in zip(one, other, strict=True))
 
 
-def norm(vector: Vector) -> float:
-    """Return the Euclidean norm."""
-    return math.sqrt(dot(vector, vector))
-
-
 def mean(vectors: Iterable[Vector]) -> list[float]:
     """Return the mean of vectors of one length; empty for none."""
-    return [sum(values) / len(values) for values in zip(*vectors, strict=True)]
+    return [*map(fmean, zip(*vectors, strict=True))]
 
 
 def equal(vectors: Sequence[Vector], tolerance: float) -> bool:
     """Return whether all vectors are the same, up to ``tolerance`` of the first one's size."""
-    first, limit = vectors[0], tolerance * norm(vectors[0]) + 1e-30
-    return all(norm([a - b for a, b in zip(first, one, strict=True)]) <= limit for one in vectors)
+    limit = tolerance * math.hypot(*vectors[0]) + 1e-30
+    return all(math.dist(vectors[0], one) <= limit for one in vectors)

@@ -20,7 +20,6 @@ from ddplaunch.prove.claims import (
     fit,
     mean,
     near,
-    norm,
     right,
     still_open,
     wrong,
@@ -63,7 +62,7 @@ def averaged(step: Step) -> Averaged | None:
     unequal = (n for n in numbers if not equal([_sketch(one, n, last) for one in step], ROUNDED))
     names = tuple(event["parameters"][n]["name"] for n in unequal)
     early = [[_sketch(one, n, "clip") for one in step] for n in numbers]
-    clipped_before = all(any(map(norm, one)) for one in early) and not all(equal(one, ROUNDED) for one in early)
+    clipped_before = all(any(map(any, one)) for one in early) and not all(equal(one, ROUNDED) for one in early)
     divisions = [number**power for number in (len(step), len(event["passes"]) or 1) for power in (-1, 0, 1)]
     for stage in ("clip", last, "backward"):
         fits = [fit(_sketch(event, n, stage), mean(_sketch(one, n, "own") for one in step)) for n in numbers]
@@ -107,28 +106,21 @@ def gradient_claims(recorded: Recorded) -> Iterator[Claim]:
                 f"gradients{which}", "they differ between ranks, but something makes the parameters alike"
             )
         yield claim
-        if claim.verdict != "wrong":
-            yield from _left_over(f"losses{which}", mine)
-            if not rates:  # wrong gradients or rates make replicas differ
-                yield replicas
+        if claim.verdict != "wrong" and not rates:  # wrong gradients or rates make replicas differ
+            yield replicas
 
 
 def _of_gradients(subject: str, steps: Sequence[Step]) -> Claim:
     """Return the one claim about the gradients of an optimizer."""
-    for claim in chain(_not_kept(subject, steps), _not_trained(subject, steps[-1])):
+    for claim in _not_kept(subject, steps):
         return claim
     found = [(step, one) for step in steps if (one := averaged(step)) is not None]
     if not found:
         return still_open(subject, "no gradient was seen, or ranks hold parts of the parameters")
-    passes = max(len(step[0]["passes"]) for step, _ in found)
-    judged = [claim for step, one in found for claim in _judged(subject, step, one, passes)]
-    for claim in sorted(judged, key=lambda claim: claim.verdict == "open"):
+    for claim in sorted(chain(*(_judged(subject, *one) for one in found)), key=lambda claim: claim.verdict == "open"):
         return claim
     residual = max(one.residual for _, one in found)
-    micro = f", each summed over {passes} backward passes" if passes > 1 else ""
-    return right(
-        subject, f"the mean over {len(steps[0])} ranks at {count(len(found), 'step')}{micro}, up to {residual:.0e}"
-    )
+    return right(subject, f"the mean over {len(steps[0])} ranks at {count(len(found), 'step')}, up to {residual:.0e}")
 
 
 def _not_kept(subject: str, steps: Sequence[Step]) -> Iterator[Claim]:
@@ -136,39 +128,15 @@ def _not_kept(subject: str, steps: Sequence[Step]) -> Iterator[Claim]:
     events = [event for step in steps for event in step if not event["closure"]]
     stale = [event for event in events if any(one["stale"] for one in event["parameters"])]
     if len(stale) * 3 > len(events):
-        later = count(len(stale) // len(steps[0]), "later step")
-        yield wrong(subject, "gradients-not-cleared", stale[0]["line"], steps=later)
+        yield wrong(subject, "gradients-not-cleared", stale[0]["line"])
     lost = [event for event in events if event["discarded"] and {*event["discarded"]}.issuperset(event["passes"])]
     if lost and len(lost) == len(events):
-        number = len(lost[0]["discarded"])
-        passes = f"{number} of {number + len(lost[0]['passes'])} backward passes"
-        yield wrong(subject, "gradients-cleared-early", lost[0]["line"], lost=passes)
+        yield wrong(subject, "gradients-cleared-early", lost[0]["line"], lost=len(lost[0]["discarded"]))
 
 
-def _left_over(subject: str, steps: Sequence[Step]) -> Iterator[Claim]:
-    """Yield a claim if an optimizer takes gradients of a loss of which another one has already made its step."""
-    for step in steps:
-        lines, early = step[0]["passes"], step[0]["early"]
-        before, after = {*lines[:early]}, {*lines[early:]}
-        if before and after and not before & after:
-            yield wrong(subject, "gradients-left-over", step[0]["line"], lines=listed(sorted(before)))
-            return
-
-
-def _not_trained(subject: str, step: Step) -> Iterator[Claim]:
-    """Yield a claim if the optimizer has parameters that no model uses, while those of a model have no optimizer."""
-    event = step[0]
-    unused = [one["name"] for one in event["parameters"] if not one["called"] and not one.get("step")]
-    if unused and event["outside"]:
-        names = listed(event["outside"])
-        yield wrong(
-            subject, "parameters-not-trained", event["line"], names=names, unused=count(len(unused), "parameter")
-        )
-
-
-def _judged(subject: str, step: Step, one: Averaged, passes: int) -> Iterator[Claim]:
+def _judged(subject: str, step: Step, one: Averaged) -> Iterator[Claim]:
     """Yield what is wrong with a step, or why it cannot be decided."""
-    event = step[0]
+    event, world = step[0], len(step)
     if one.unequal:
         which = f" of {listed(one.unequal)}" if len(one.unequal) < len(event["parameters"]) else ""
         yield wrong(subject, "gradients-not-averaged", event["line"], which=which)
@@ -176,36 +144,20 @@ def _judged(subject: str, step: Step, one: Averaged, passes: int) -> Iterator[Cl
         yield wrong(subject, "clipped-before-average", event["line"])
     elif one.factor is None:
         yield still_open(subject, "the same on all ranks, but not a multiple of the mean: the script computes its own")
-    elif len(event["passes"]) == passes:  # else the last ones of an epoch, divided by itself or the usual number
-        yield from _of_factor(subject, step, one.factor)
-
-
-def _of_factor(subject: str, step: Step, factor: float) -> Iterator[Claim]:
-    """Yield a claim if the gradients are a wrong multiple of the mean, given what the loss was multiplied by."""
-    event, passes, world = step[0], len(step[0]["passes"]), len(step)
-    ratios = {round(ratio, 4) if ratio else None for ratio in event["ratios"]}
-    share = ratios.pop() if len(ratios) == 1 else None
-    if share is not None and len(event["inputs"]) == passes and len({*event["passes"]}) == 1:
-        total = factor * share * passes
-    else:
-        total = 1 if near(factor, 1 / passes) else factor  # divided by the script after accumulation
-    if near(total, 1):
+    elif near(one.factor, 1 / len(event["passes"])):  # 1, or divided by the script after accumulation
         return
-    if near(total, 1 / world):
+    elif near(one.factor, 1 / world):
         yield wrong(subject, "gradients-divided-twice", event["line"], world=world)
-    elif share is None and near(total, world):
+    elif near(one.factor, world):
         yield still_open(subject, f"{world} times the mean: right only if the loss is divided by that number")
-    elif near(total, world) and (near(factor, world) or passes != world):
-        yield wrong(subject, "gradients-summed", event["line"], is_sure=near(factor, world), world=world)
-    elif near(total, passes):
-        yield wrong(subject, "gradients-not-divided", event["line"], passes=passes)
 
 
 def _of_settings(steps: Sequence[Step]) -> Iterator[Claim]:
     """Yield a claim if the optimizers of ranks step with different numbers, as their learning rates."""
     for step in steps:
         for groups in zip(*(event["settings"] for event in step), strict=False):
-            for name, values in ((name, [group.get(name) for group in groups]) for name in groups[0]):
+            for name in groups[0]:
+                values = [group.get(name) for group in groups]
                 if len({*values}) > 1:
                     named = listed(f"{value} on rank {rank}" for rank, value in enumerate(values))
                     yield wrong("rates", "numbers-differ", step[0]["line"], name=name, values=named)

@@ -96,7 +96,10 @@ class Proof:
         self._name = name
         (self._folder / name).mkdir()
         path = ":".join(filter(None, (str(self._folder / "site"), os.environ.get("PYTHONPATH"))))
-        values = {VARIABLE: f"{self._steps}:{self._folder / name}", "PYTHONPATH": path, "TORCHDYNAMO_DISABLE": "1"}
+        device = self._launch.device
+        gpus = self._world * (device.value == "cpu" and device.source.kind == "detected")
+        asked = f"{self._steps}:{gpus}:{self._folder / name}"
+        values = {VARIABLE: asked, "PYTHONPATH": path, "TORCHDYNAMO_DISABLE": "1"}
         variables = tuple(Resolved(f"{name}={value}", OWN) for name, value in values.items())
         return name, ranks, {**said, "env": (*said.get("env", ()), *variables)}
 
@@ -121,4 +124,5 @@ def claims_of(recorded: Mapping[str, Recorded], world: int) -> list[Claim]:
     if world == 1 or not recorded[RANKS].steps():
         return [still_open("gradients", "there is only one rank, or no step of an optimizer of torch")]
     ranks, alone = recorded[RANKS], recorded[ALONE]
-    return [*gradient_claims(ranks), *sample_claims(ranks), *one_process_claims(ranks, alone)]
+    by_cpu = [still_open("CUDA", "the CPU stands in for GPUs")] if ranks.of("cuda")[0] else []
+    return [*by_cpu, *gradient_claims(ranks), *sample_claims(ranks), *one_process_claims(ranks, alone)]

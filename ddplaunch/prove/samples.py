@@ -12,7 +12,7 @@ from itertools import chain, groupby
 
 from ddplaunch.prove.claims import ROUNDED, Claim, equal, right, still_open, wrong
 from ddplaunch.prove.recording import Event, Recorded
-from ddplaunch.values.words import count, listed
+from ddplaunch.values.words import listed
 
 _SAMPLES = "samples"
 _LEAST_USED = 0.67  # a sampler that leaves out more of a rank's own dataset divides it again
@@ -47,7 +47,7 @@ def _of_samples(recorded: Recorded, firsts: Sequence[Event]) -> Claim:
             parts = [[one[n] for n in part if n in one] for one, part in zip(contents, parts, strict=True)]
             if 0 < used < _LEAST_USED:
                 samples = f"ranks have datasets of their own, of which each trains on {used:.0%}: divided twice"
-                return wrong(_SAMPLES, "data-not-divided", line, is_sure=False, samples=samples)
+                return wrong(_SAMPLES, "data-overlaps", line, samples=samples)
         spare = world * (len(firsts[0]["indices"]) // firsts[0]["given"] or 1)  # for padding
     else:
         # the epoch of a DataLoader ends after half of the steps
@@ -65,9 +65,8 @@ def _of_samples(recorded: Recorded, firsts: Sequence[Event]) -> Claim:
     is_drawn = any(len({*part}) < _DRAWN_ONCE * len(part) for part in parts)
     if repeated > spare and not is_drawn:
         samples = f"{repeated} of {total} samples go to several ranks, though hardly any twice to one"
-        return wrong(_SAMPLES, "data-not-divided", line, is_sure=False, samples=samples)
-    given = "an epoch gives" if whole and not is_drawn else "a few steps give"
-    return right(_SAMPLES, f"{given} {total} different ones to {world} ranks, {repeated} of them to several")
+        return wrong(_SAMPLES, "data-overlaps", line, samples=samples)
+    return right(_SAMPLES, f"{world} ranks have {total} different ones, of which {repeated} are on several")
 
 
 def _inputs(steps: Sequence[Sequence[Event]]) -> list[list[int]]:
@@ -103,7 +102,7 @@ def _of_evaluation(recorded: Recorded) -> Iterator[Claim]:
         if all(where in one for one in states) and not equal([one[where]["values"] for one in states], ROUNDED):
             yield wrong("evaluation", "models-differ", states[0][where]["line"])
             break
-    evaluated = [[one for one in events if not one["trains"] and one["given"]] for events in recorded.of("pass")]
+    evaluated = [[one for one in events if one["evaluates"] and not one["trains"]] for events in recorded.of("pass")]
     firsts = [passes[0] for passes in evaluated if passes]
     parts = [{*one["indices"], *one["rest"]} for one in firsts]
     if len(firsts) < len(evaluated) or not all(parts) or len({one.get("samples") for one in firsts}) > 1:
@@ -113,7 +112,7 @@ def _of_evaluation(recorded: Recorded) -> Iterator[Claim]:
     between = [[*group] for _, group in groupby(recorded.ranks[0], lambda event: event["event"] == "step")]
     kinds = {event["event"] for group in between if firsts[0] in group for event in group}
     if "call" in kinds:
-        yield right("evaluation", f"each of {count(len(parts), 'rank')} evaluates a part, and the results are combined")
+        yield right("evaluation", "each rank evaluates a part, and the results are combined")
     elif "end" not in kinds:  # else the recorder ended the script there
         yield wrong("evaluation", "evaluation-not-reduced", firsts[0]["line"])
 
@@ -126,4 +125,4 @@ def _of_files(recorded: Recorded) -> Iterator[Claim]:
         line = next(lines[shared[0]] for lines in written if shared[0] in lines)
         yield wrong("files", "file-of-all-ranks", line, files=listed(shared))
     elif ranks_of:
-        yield right("files", f"{count(len(ranks_of), 'file')}, each written by one rank")
+        yield right("files", "each is written by one rank")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
-#: The environment variable that asks for a recording: the number of steps, a colon, and the folder of the trial.
+#: The environment variable that asks for a recording: the number of steps, of GPUs for which the CPU stands in,
+#: and the folder of the trial, with colons between them.
 VARIABLE = "DDPLAUNCH_PROVE"
 #: The name of the trial whose batches are replayed in the others.
 RANKS = "ranks"
@@ -15,7 +17,11 @@ def begin() -> None:
     """Start recording this process if ``VARIABLE`` asks for it."""
     if VARIABLE in os.environ and "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun itself lacks the latter
         from ddplaunch.prove.in_rank.recorder import Recorder  # it imports torch
+        from ddplaunch.prove.in_rank.stand_in import stand_in
 
-        steps, _, folder = os.environ.pop(VARIABLE).partition(":")
+        steps, gpus, folder = os.environ.pop(VARIABLE).split(":", 2)
         rank, world = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
-        Recorder(Path(folder), rank, world, int(steps)).install()
+        recorder = Recorder(Path(folder), rank, world, int(steps))
+        recorder.install()
+        if int(gpus):
+            stand_in(int(gpus), partial(recorder.write, "cuda"), recorder.is_own)

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import dataloader
 
 from ddplaunch.prove.in_rank import RANKS
@@ -77,14 +78,13 @@ class Recorder:
         self._made = 0  # steps of the first optimizer
         self._since: dict[Any, int] = {}  # the first backward pass for the next step of each optimizer
         self._parameters: dict[int, _Parameter] = {}
-        self._named: dict[int, tuple[str, Any]] = {}  # the parameters of modules that were called
+        self._named: dict[int, str] = {}  # the parameters of modules that were called
         self._called: dict[int, Any] = {}  # modules
         self._plateaus: dict[int, Any] = {}  # schedules that follow a metric
         self._passes: list[str] = []  # the line of each backward pass
-        self._fresh, self._weighed = True, False
+        self._evaluations = 0  # calls of modules without gradients
+        self._fresh, self._weighed, self._probed = True, False, False
         self._inputs: list[list[int]] = []
-        self._loss: list[float] = []
-        self._ratios: list[float | None] = []
         self._scalers: list[Any] = []
         self._loaders: Counter[Any] = Counter()  # passes over each DataLoader
         self._open: dict[int, dict[str, Any]] = {}  # passes over DataLoaders that are not over
@@ -97,11 +97,12 @@ class Recorder:
     def line(self) -> str:
         """Return the line of the script, or of its own packages, that is being executed; "" if there is none."""
         frame: Any = sys._getframe(1)
-        while frame is not None and not self._is_own(frame):
+        while frame is not None and not self.is_own(frame):
             frame = frame.f_back
         return f"{frame.f_code.co_filename.removeprefix(self._here)}:{frame.f_lineno}" if frame else ""
 
-    def _is_own(self, frame: Any) -> bool:
+    def is_own(self, frame: Any) -> bool:
+        """Return whether a frame executes the script or a package beside it."""
         name = frame.f_code.co_filename  # not absolute for the script itself
         return (name.startswith(self._here) or name[0] not in "/<") and "site-packages" not in name
 
@@ -126,12 +127,10 @@ class Recorder:
             one.own.append((len(self._passes) - 1, sketch(gradient)))
 
     def before_backward(self, args: Any, more: Any) -> None:
-        """Hook new parameters, note which gradients were cleared, and by what the script multiplied the loss."""
+        """Hook new parameters, and note which gradients were cleared."""
         for one in chain(*map(self._trained, self._since)):
             one.look()
-        is_one = getattr(args[0], "shape", None) == () and len(self._loss) == 1 and self._loss[0]
-        self._ratios.append(float(args[0].detach()) / self._scale() / self._loss[0] if is_one else None)
-        self._loss, self._fresh = [], True
+        self._fresh = True
         self._passes.append(self.line())
 
     def after(self, when: str) -> None:
@@ -151,7 +150,6 @@ class Recorder:
         """Write everything about this step; end the script after the last one."""
         self.added(optimizer)
         since, groups, mine = self._since[optimizer], optimizer.param_groups, self._trained(optimizer)
-        others = max((made for other, made in self._since.items() if other is not optimizer), default=0)
         closure = any(map(callable, (*args[1:], kwargs.get("closure"))))
         passes = sorted({number for one in mine for number, _ in one.own if number >= since})
         lost = {number for one in mine for number in one.lost if number >= since}.difference(passes)
@@ -169,27 +167,21 @@ class Recorder:
             closure=closure,
             scale=self._scale(),
             passes=[self._passes[number] for number in passes],
-            early=sum(number < others for number in passes),
             inputs=self._inputs,
-            ratios=[self._ratios[number] for number in passes],
             weighed=self._weighed,
             discarded=[self._passes[number] for number in sorted(lost)],
-            outside=[
-                name for key, (name, one) in self._named.items() if key not in self._parameters and _filled(one.grad)
-            ],
             parameters=[self._parameter(one, since) for one in mine],
         )
         self._made += optimizer is next(iter(self._since))
         self._since[optimizer], self._inputs = len(self._passes), []
+        self._note_states()
         if self._made >= self._most_steps:
             self._end()
 
     def _parameter(self, one: _Parameter, since: int) -> dict[str, Any]:
-        name, _ = self._named.get(id(one.tensor), (None, None))
         seen, one.seen, one.lost = one.seen, {}, []
         return {
-            "name": name or f"a parameter of shape {tuple(one.tensor.shape)}",
-            "called": name is not None,
+            "name": self._named.get(id(one.tensor)) or f"a parameter of shape {tuple(one.tensor.shape)}",
             "whole": one.whole,
             **seen,
             "own": one.summed(range(since, len(self._passes))),
@@ -219,26 +211,28 @@ class Recorder:
         if id(module) not in self._called:
             self._called[id(module)] = module
             for name, one in module.named_parameters():
-                self._named.setdefault(id(one), (name.removeprefix("module."), one))
+                self._named.setdefault(id(one), name.removeprefix("module."))
         if not self._since:
             return
         if not torch.is_grad_enabled():
-            self._evaluated(module)
+            self._evaluations += 1
         elif self._fresh and module.training:
-            self._fresh, self._loss = False, []
+            self._fresh = False
             if not self._passes:
                 trained = [one.tensor for one in chain(*map(self._trained, self._since))]
                 self._batches.align([*trained, *module.buffers()])
             self._inputs.append(fingerprints([*inputs, *more.values()]))
 
-    def _evaluated(self, module: Any) -> None:
-        """Note the parameters of a module that computes without gradients; statistics of BatchNorm unless broadcast."""
-        tensors = [*module.parameters(recurse=False)]
-        if not any(getattr(one, "broadcast_buffers", False) for one in self._called.values()):
-            tensors += [one for one in module.buffers(recurse=False) if one.is_floating_point()]
-        for one in tensors:
-            where = f"{self.line()} {type(module).__name__} {tuple(one.shape)} {self._made}"
-            self.write("state", where=where, line=self.line(), values=sketch(one))
+    def _note_states(self) -> None:
+        """Note what no optimizer has: statistics of BatchNorm only if they are used, and not broadcast."""
+        averaged = any(getattr(one, "broadcast_buffers", False) for one in self._called.values())
+        for number, module in enumerate(self._called.values()):
+            if isinstance(module, _BatchNorm) and (averaged or not self._evaluations):
+                continue
+            for name, one in chain(module._parameters.items(), module._buffers.items()):
+                if one is not None and id(one) not in self._parameters and one.is_floating_point():
+                    where = f"{number} {name} {self._made}"
+                    self.write("state", where=where, line=self.line(), values=sketch(one))
 
     # Samples
 
@@ -255,7 +249,9 @@ class Recorder:
             "shuffle": bool(getattr(sampler, "shuffle", True)),
             "indices": [],
             "given": 0,
-            "began": (len(self._passes), self._made),
+            "began": (len(self._passes), self._evaluations, self._made),
+            "trains": False,
+            "evaluates": False,
             "probed": loader.worker_init_fn is None,
         }
         with suppress(TypeError):  # there are datasets without a length
@@ -273,9 +269,9 @@ class Recorder:
         one = self._open.get(id(iterator))
         if one is None:
             return fetched()
-        passes, steps = one["began"]
-        trains = len(self._passes) > passes
-        enough = self._made - steps >= (self._most_steps + 1) // 2 if trains else one["given"] >= _EVALUATED
+        passes, evaluations, steps = one["began"]
+        one |= {"trains": len(self._passes) > passes, "evaluates": self._evaluations > evaluations}
+        enough = self._made - steps >= (self._most_steps + 1) // 2 if one["trains"] else one["given"] >= _EVALUATED
         if enough and self._may_end():
             self._over(one, whole=True)
             raise StopIteration
@@ -297,13 +293,12 @@ class Recorder:
         """Return whether the script expects the end of a DataLoader here: not at a `next()` of its own."""
         frame: Any = sys._getframe(3)
         # loops of frameworks handle it
-        return not self._is_own(frame) or dis.opname[frame.f_code.co_code[frame.f_lasti]] == "FOR_ITER"
+        return not self.is_own(frame) or dis.opname[frame.f_code.co_code[frame.f_lasti]] == "FOR_ITER"
 
     def _over(self, one: dict[str, Any], whole: bool) -> None:
         """Write a pass over a DataLoader that has ended; if ``whole``, with the indices that its sampler has left."""
         iterator = one.pop("iterator")
         self._open.pop(id(iterator), None)
-        trains = len(self._passes) > one["began"][0]
         seen, rest = one["indices"][: one["given"]], one["indices"][one["given"] :]
         if whole:
             with suppress(Exception):  # a sampler of the script's own may not be asked twice
@@ -311,9 +306,10 @@ class Recorder:
         one["indices"], one["rest"] = [
             [str(index) for index in chain(*part) if index is not None] for part in (seen, rest)
         ]
-        if trains and one["number"] == 1 and not self._batches.replayed:
+        if one["trains"] and not (self._probed or self._batches.replayed):
+            self._probed = True
             one |= probed(iterator._dataset, [*chain(*seen, *rest)], live=one["probed"])
-        self.write("pass", **one, trains=trains, complete=whole and len(rest) < _MOST_BATCHES)
+        self.write("pass", **one, complete=whole and len(rest) < _MOST_BATCHES)
 
     # What else ranks do
 
@@ -344,10 +340,10 @@ class Recorder:
         _around(plateau, "step", lambda args, _: self._plateaus.setdefault(id(args[0]), args[0]))
         for name in dir(torch.nn.functional):
             if name.endswith(("_loss", "cross_entropy", "_with_logits")):
-                _around(torch.nn.functional, name, after=self.lost)
+                _around(torch.nn.functional, name, self.lost)
             elif "dropout" in name:
-                _replace(torch.nn.functional, name, lambda _: lambda input, *_, **__: input)
-        _replace(
+                replace(torch.nn.functional, name, lambda _: lambda input, *_, **__: input)
+        replace(
             torch.nn.functional,
             "scaled_dot_product_attention",
             lambda original: (
@@ -359,17 +355,15 @@ class Recorder:
         _around(torch.amp.GradScaler, "__init__", lambda args, _: self._scalers.append(args[0]))
         base = dataloader._BaseDataLoaderIter
         _around(base, "__init__", after=lambda args, *_: self.iterates(*args))
-        _replace(base, "_next_index", lambda original: lambda iterator: self.indexed(iterator, original))
-        _replace(base, "__next__", lambda original: lambda iterator: self.fetch(iterator, lambda: original(iterator)))
+        replace(base, "_next_index", lambda original: lambda iterator: self.indexed(iterator, original))
+        replace(base, "__next__", lambda original: lambda iterator: self.fetch(iterator, lambda: original(iterator)))
         _around(torch, "save", lambda args, more: self.opened(str([*args, *more.values()][1])))
-        sys.addaudithook(lambda event, args: self.opened(*args) if event == "open" else None)
+        paths = {"open": slice(0, 2), "os.rename": slice(1, 2)}  # in the arguments of audit events
+        sys.addaudithook(lambda event, args: self.opened(*args[paths[event]]) if event in paths else None)
 
-    def lost(self, args: Any, more: Any, loss: Any) -> None:
-        """Note the value of a loss that is a mean."""
-        if getattr(loss, "requires_grad", False):
-            mean = more.get("reduction", "mean") == "mean" and loss.numel() == 1
-            self._weighed |= more.get("weight") is not None or len(args) > 2
-            self._loss.append(float(loss.detach()) if mean else 0.0)
+    def lost(self, args: Any, more: Any) -> None:
+        """Note whether a loss has weights."""
+        self._weighed |= more.get("weight") is not None or len(args) > 2
 
 
 def _filled(gradient: Any) -> bool:
@@ -380,7 +374,7 @@ def _indices(batch: Any) -> list[Any]:
     return list(batch) if isinstance(batch, list | tuple) else [batch]
 
 
-def _replace(owner: Any, name: str, change: Callable[[Any], Any]) -> None:
+def replace(owner: Any, name: str, change: Callable[[Any], Any]) -> None:
     """Replace ``owner.name``, if there is one, by ``change(original)``."""
     if callable(original := getattr(owner, name, None)):
         setattr(owner, name, wraps(original)(change(original)))
@@ -400,4 +394,4 @@ def _around(owner: Any, name: str, before: Hook | None = None, after: Hook | Non
 
         return call
 
-    _replace(owner, name, change)
+    replace(owner, name, change)
