@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from ddplaunch.explain.decide.choose import BareExit, RootCause
@@ -36,7 +39,7 @@ from ddplaunch.explain.signatures import (
 from ddplaunch.values.variable_names import TRIAL
 from ddplaunch.values.words import SIGNALS, ranks_text, signal_name, size_text
 
-_LONG, _GENERAL, _REPORTED, _PY_SPY, _VARIABLE, _TYPED, _SIZE = patterns("shown-words")
+_LONG, _GENERAL, _REPORTED, _PY_SPY, _VARIABLE, _TYPED, _SIZE, _MISSING = patterns("shown-words")
 _CRASHES = (SIGNALS["SIGABRT"], SIGNALS["SIGBUS"], SIGNALS["SIGKILL"], SIGNALS["SIGSEGV"])
 _IN_OUTPUT = "its output ends there: look for these words in the script and in what it calls"
 _CALLS = "look for `sys.exit`, `os._exit` and `abort` in the script and in what it calls"
@@ -66,6 +69,8 @@ def worded(cause: RootCause) -> Diagnosis:
     raised = cause.candidate.raised if cause.candidate and cause.speaks else None
     if cause.candidate and raised:
         raised = replace(raised, notes=notes_below(cause.candidate.line, scanned))
+        if scanned.just_ended and (missing := _MISSING.search(raised.message)):
+            concrete = (*_beside(Path(missing[1])), *concrete)
     if cause.code == "gpu-fault" and (reported := xid(facts)):
         words = words._replace(why=f"{reported}; {words.why}")
     return Diagnosis(
@@ -80,6 +85,14 @@ def worded(cause: RootCause) -> Diagnosis:
         raised,
         cause.calls,
     )
+
+
+def _beside(path: Path) -> tuple[str, ...]:
+    """Return the names beside a missing file that are close to its own; () if its folder cannot be listed."""
+    with suppress(OSError):
+        if near := get_close_matches(path.name, [other.name for other in path.parent.iterdir()]):
+            return say("beside-a-missing-file", near="` and `".join(near)).fixes
+    return ()
 
 
 def _at_exit(cause: RootCause, end: RankEnd) -> dict[str, str]:

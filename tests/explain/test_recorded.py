@@ -483,6 +483,19 @@ def test_a_process_that_a_rank_spawned_tells_its_exception_as_the_ranks() -> Non
     assert (found.code, found.rank) == ("script-exception", 1) and "feature 3 is empty" in found.what
 
 
+def test_what_is_beside_a_missing_file_is_named_while_the_files_are_those_of_the_run(tmp_path: Path) -> None:
+    for name in ("train_2.json", "train_3.json", "README.md"):
+        (tmp_path / name).touch()
+    missing = "FileNotFoundError: [Errno 2] No such file or directory: '{}'"
+    text = raised(1, missing.format(tmp_path / "train_1.json"))
+    found = recorded(("", told(0)), (text, ended(1, 1)), just_ended=True)
+    assert found.code == "dataset-missing"
+    assert found.fixes[0] == "beside it there is `train_3.json` and `train_2.json`: is that the one?"
+    later = recorded(("", told(0)), (text, ended(1, 1)))
+    nowhere = recorded((raised(1, missing.format(tmp_path / "x/train_1.json")), ended(1, 1)), just_ended=True)
+    assert "beside it" not in " ".join((*later.fixes, *nowhere.fixes))
+
+
 def test_a_rank_that_was_never_launched_is_said() -> None:
     text = raised(0, "torch.distributed.DistStoreError: wait timeout after 8000ms, keys: /default_pg/0//cpu//0/2")
     world = {"numbers": {"world_size": {"value": 2}}}

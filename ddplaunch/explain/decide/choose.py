@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -20,10 +19,7 @@ from ddplaunch.explain.stacks.parse import dumped_calls
 from ddplaunch.values.frozen import dataclass
 
 _ORDER = ("segmentation-fault", "killed", "time-limit", "terminated", "unknown", "aborted")
-_WORD = re.compile(r"[^\W\d]{2,}")
-_REASON, _LEVEL, _REPORTS = patterns("last-words")
-#: Levels of log lines that are not errors.
-_RECORD = re.compile(r"\b(?:DEBUG|INFO|NOTICE)\b")
+_REASON, _LEVEL, _REPORTS, _WORD, _RECORD = patterns("last-words")
 #: Exit statuses of a shell and `env` with their code, and their words for them.
 _OF_SHELL = {126: ("permission-denied", "ermission denied"), 127: ("script-not-found", "No such file or directory")}
 _SIGNALLED = 129  # from here on, a status may be that of a signal

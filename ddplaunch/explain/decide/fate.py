@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bisect
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Literal, NamedTuple
@@ -34,9 +33,6 @@ Fate = Literal["fatal", "doubtful", "survived", "echo"]
 #: Codes of echoes that may also be about a process that the rank started itself.
 _STARTED_ECHOES = frozenset(("worker-lost", "launcher-summary"))
 _WRAPPED = ("NCCL error in: ", "NCCL communicator was aborted", "NCCL Error ")  # only wrap what NCCL printed before
-_NAMES_A_PROGRAM = re.compile(
-    r"(?!nvcc|ninja|ld|[\w.]*(?:Error|Exception)\b)(?:[a-z][\w.+-]*|[A-Z]{3,}\w* (?:ERROR|WARNING|INFO)): "
-)
 _MESSAGE_LINES, _SAID = 12, 160
 #: The signature of an exception that no rule of the families matches.
 UNKNOWN = Signature("script-exception", Tier.GENERAL)
@@ -247,7 +243,7 @@ _FOLLOWS = {
     "rendezvous-failed": ("host-name-unresolvable",),
     "aborted": ("aborted-at-exit",),
 }
-_VOICES, _COMPLAINS, _CAUGHT, _OF_A_GPU, _WARNED = patterns("voices")
+_VOICES, _COMPLAINS, _CAUGHT, _OF_A_GPU, _WARNED, _NAMES_A_PROGRAM = patterns("voices")
 #: Exit statuses of ranks that were told to end.
 _ASKED_TO_END = (-15, -2, -1, 143, 130, 129)
 _SURVIVED = 4  # steps; ranks that lost another one make one or two more at most

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import math
-import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import takewhile
@@ -18,17 +17,7 @@ from ddplaunch.explain.read.trailer import closes_badly
 from ddplaunch.explain.signatures import patterns, say
 from ddplaunch.values.finding import Finding, warning
 
-_DONE, _PASSED, PROGRESS, _STEP, CHATTER, _DUMPED = patterns("work")
-#: Words that only a test suite or a scheduler says, about all of the work.
-_OVER = re.compile(
-    rf"{_PASSED.pattern}|\b(?:COMPLETED|SUCCEEDED|Reporting training SUCCESS|exit_status=0)\b|\bExited \(0\)"
-    r"|^Successfully completed\.$|^(?:rc|RC|exit|status)[ =:]+0$"
-)
-#: A number in a line.
-COUNT = re.compile(r"\d[\d.,]*")
-_COUNTS = re.compile(r"\s+\[?\d+/\d+\]?\s")
-_PART = re.compile(r"(\d+)\s?/\s?(\d+)")
-_AGAIN = re.compile(r"(?i)\b(?:re-?start|resum|re-?launch|restor(?:ed|ing)\b)")
+_DONE, _PASSED, PROGRESS, _STEP, CHATTER, _DUMPED, COUNT, _COUNTS, _PART, _AGAIN, _OVER = patterns("work")
 #: Codes of lines that launchers and services print only if the work failed.
 _SUMS_UP = frozenset(("launcher-summary", "told-elsewhere", "nccl-watchdog-abort"))
 #: A printed loss of the training, not of a validation.

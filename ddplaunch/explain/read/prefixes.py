@@ -25,14 +25,12 @@ class Speaker(NamedTuple):
 
 
 NOBODY = Speaker()
-_HOST, _TASK, _TASK_TELLS, _STAMP, _ACTOR, _NCCL, _CPP, _BEGINS = patterns("prefixes")
+_HOST, _TASK, _TASK_TELLS, _STAMP, _ACTOR, _NCCL, _CPP, _BEGINS, _COLUMN, _VARIES, _NAME = patterns("prefixes")
 _BRACKETS = patterns("brackets")
 _IN_FRONT = (_STAMP, *patterns("in-front"))
 _MOSTLY_ALL = 0.9
-_COLUMN, _MOST_COLUMNS = re.compile(r"^([A-Za-z][\w.-]*?(-\d+)?) +\|(?: |$)"), 8  # docker compose
+_MOST_COLUMNS = 8
 _MOST_PREFIXES = 6
-_VARIES = re.compile(r"\w+|(?:\\\s)+")  # in an escaped prefix
-_NAME = re.compile(r"(?<![\w.:-])[A-Za-z][\w.-]*\d\b")
 _OFTEN = 4  # lines per rank on average
 _WIDEST_FRONT = 120  # characters
 _MOST_FRONTS, _FEWEST_LINES = 3, 3

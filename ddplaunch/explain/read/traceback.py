@@ -12,17 +12,8 @@ from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.signatures import patterns
 from ddplaunch.values.frozen import dataclass
 
-_HEADER = re.compile(r"(?:Original |Exception Group )?Traceback \(most recent call last\):?(?: \(RANK \d+\))?\s*$")
-_FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)(?:, in (.+))?')
-_LEVELS = r"(?!(?:ERROR|WARNING|INFO|DEBUG|CRITICAL|FATAL):)"
-_RAISED = re.compile(
-    rf"^{_LEVELS}((?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*|error|timeout|gaierror|herror)(?:\([A-Z]\w+\))?)(?:: ?(.*))?$"
-)
-_GROUP, _GROUPED = re.compile(r"^\s+(?:\+-[-+]+ \d+ -+|[|+] ?)"), re.compile(r"ExceptionGroup$")
-_IMPORTS = re.compile(r"\b(?:ImportError|ModuleNotFoundError|OSError)$")
+_HEADER, _FRAME, _RAISED, _GROUP, _GROUPED, _IMPORTS, _FROM_RAY, _SPAWNED = patterns("frames")
 _DOES_WITHOUT, _SKIPS, _IGNORED, _THREAD, _LAUNCHER, _SPAWNER, _LAUNCHES = patterns("tracebacks")
-_FROM_RAY = re.compile(r"\bRayTaskError\(\w+\)$")
-_SPAWNED = re.compile(r"^-- Process (\d+) terminated with the following error:")
 _CHAINED = {
     "During handling of the above exception, another exception occurred": "during",
     "The above exception was the direct cause of the following exception": "cause",
