@@ -20,7 +20,7 @@ _LATE_FACTOR = 10.0
 _LATE_US = 2000.0
 _TWO_HOSTS = "with two hosts nothing tells which of them it is, or what lies between them"
 _LINK = "`ethtool INTERFACE` shows the speed and `ip -s link` drops; `--socket-ifname NAME` picks another interface"
-_LARGE_LOST = "4 bytes get through and more do not, as where something on the way drops large packets (MTU)"
+_LARGE_LOST = "small messages get through and large ones do not, as where something drops large packets (MTU)"
 _SMALLER = "`sudo ip link set dev INTERFACE mtu 1500` on these hosts; `ip link` shows the names and what is set now"
 _PREFIXES = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"))
 
