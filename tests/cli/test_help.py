@@ -79,12 +79,6 @@ def test_the_first_page_lists_every_command_by_stage(page: Callable[..., str]) -
     assert page("help") == shown and page("help", "ps") == page("ps", "-h")
 
 
-def test_asking_for_help_beats_what_is_wrong(call: Call) -> None:
-    assert "Usage: ddplaunch run" in call("run", "train.py", "--help").out
-    assert call("help", "frob").status == 2
-    assert call().status == 2
-
-
 @pytest.mark.parametrize(("name", "line"), EXAMPLES)
 def test_examples_are_right(folder: Path, name: str, line: str) -> None:
     ours, script = split_arguments(shlex.split(line)[1:])

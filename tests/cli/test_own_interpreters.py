@@ -108,7 +108,9 @@ def interpreters() -> list[tuple[str, list[ast.expr]]]:
         for node in walked:
             if isinstance(node, ast.List | ast.Tuple) and node.elts and isinstance(node.ctx, ast.Load):
                 modules = [each for each in node.elts[1:] if isinstance(each, ast.Constant) and each.value == "-m"]
-                if modules or ast.unparse(node.elts[0]) in ("sys.executable", "python"):
+                first = node.elts[0]
+                name = first.attr if isinstance(first, ast.Attribute) else getattr(first, "id", "")
+                if modules or name in ("executable", "python"):
                     found.append((f"{path.relative_to(PACKAGE)}:{node.lineno}", node.elts))
     return found
 

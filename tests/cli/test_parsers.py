@@ -10,16 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddplaunch.cli.commands.launch.submit import run_words
 from ddplaunch.cli.configuration import with_configuration
 from ddplaunch.cli.parsing.command import COMMANDS, options_of, own_values
 from ddplaunch.cli.parsing.typed_words import TypedLaunch, parse_quickly, said_on_command_line, with_lists_taken_apart
 from ddplaunch.cli.parsing.typer_app import parse_words as parse_with_typer
 from ddplaunch.planning import options as launch_options
 from ddplaunch.planning.flag import Flag, read_duration
-from ddplaunch.planning.hosts_plan import options_from_json, options_json
-from ddplaunch.planning.job.submission import Submission
-from ddplaunch.planning.options import Options, parse_options
+from ddplaunch.planning.options import Options
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved, Source
@@ -119,15 +116,6 @@ def test_a_new_field_is_a_flag_of_both_parsers_and_a_key_of_profiles(
     from_profile = with_configuration(TypedLaunch({}, profile="slow"))
     assert isinstance(from_profile, Longer)
     assert from_profile.nap_s == Resolved(3600.0, Source("profile", "ddplaunch.toml, slow"))
-
-
-@pytest.mark.usefixtures("longer")
-def test_a_new_field_reaches_the_nodes_of_a_job_and_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = {"nap": Resolved("2m", Source("flag", "--nap"))}
-    words = run_words(TypedLaunch(said), Submission("a", "train.py", 1), ["train.py"])
-    assert words == ("run", "--nap", "2m", "--", "train.py")
-    monkeypatch.setattr("ddplaunch.planning.hosts_plan.Options", Longer)
-    assert options_from_json(options_json(parse_options(said))) == parse_options(said)
 
 
 def test_values_of_a_commands_own_flags_are_numbers_and_seconds() -> None:

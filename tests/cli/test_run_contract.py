@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -72,18 +71,6 @@ def test_arguments_reach_every_rank_byte_for_byte(words: tuple[str | bytes, ...]
     assert done.returncode == 0, done.stderr
     for rank in ("0", "1"):
         assert arrived(tmp_path / rank) == list(ARGUMENTS)
-
-
-@pytest.mark.slow
-def test_quiet_says_nothing_of_a_run_that_succeeds(tmp_path: Path) -> None:
-    write_script(tmp_path / "say.py", ["import sys", "sys.stdout.write('said\\n')"])
-    command = [sys.executable, "-m", "ddplaunch", "run", "1", "--device", "cpu", "--no-checks"]
-    (tmp_path / "ddplaunch.toml").write_text("quiet = true\n")
-    for words, spoken in ((["--no-quiet"], 5), ([], 0)):  # its name, script, environment, record, and its end
-        done = subprocess.run(
-            [*command, *words, "--", "say.py"], cwd=tmp_path, capture_output=True, text=True, check=True
-        )
-        assert done.stdout == "said\n" and len(done.stderr.splitlines()) == spoken
 
 
 def test_the_numbers_are_frozen() -> None:

@@ -72,7 +72,9 @@ def test_json() -> None:
 
 def test_list_and_explain(golden: Golden) -> None:
     golden("checks-80", list_text(CHECKS, Terminal(80)) + "\n" + explain_text(SHM_CHECK, Terminal(80)))
-    assert [check["code"] for check in list_json(CHECKS)["checks"]] == ["shm-too-small", "open-files-low", "gpu-busy"]
+    listed = list_json(CHECKS)["checks"]
+    assert [check["code"] for check in listed] == ["shm-too-small", "open-files-low", "gpu-busy"]
+    assert [*listed[0]] == ["code", "family", "title", "explanation", "needs", "wants"]
 
 
 def test_json_carries_findings_and_facts_but_no_secret() -> None:
