@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -107,6 +108,10 @@ def test_the_interface_on_the_route_is_named_to_nccl_exactly_and_to_gloo() -> No
     found = decide(options, healthy_facts(network=healthy_network(route_to_master=route)))
     assert (found["NCCL_SOCKET_IFNAME"].value, found["GLOO_SOCKET_IFNAME"].value) == ("=eth0", "eth0")
     assert "10.0.0.1" in found["NCCL_SOCKET_IFNAME"].reason
+    for interface in ("lo", None):
+        unnamed = replace(route, interface=interface)
+        found = decide(options, healthy_facts(network=healthy_network(route_to_master=unnamed)))
+        assert "NCCL_SOCKET_IFNAME" not in found
 
 
 def test_stale_torchrun_variables_are_taken_away() -> None:

@@ -111,7 +111,8 @@ def test_every_node_derives_the_same_rendezvous_id_and_another_command_another_o
     first = topology(said(nnodes="2", node_rank=0, master_addr="a"))
     second = topology(said(nnodes="2", node_rank=1, master_addr="a"))
     assert shared_id(first, SCRIPT) == shared_id(second, SCRIPT)
-    assert shared_id(first, SCRIPT) != shared_id(first, dataclasses.replace(SCRIPT, args=()))
+    others = (dataclasses.replace(SCRIPT, args=()), dataclasses.replace(SCRIPT, kind="module"))
+    assert len({shared_id(first, each) for each in (SCRIPT, *others)}) == 3
 
 
 TWO = {"nnodes": "2", "master_addr": "a"}
