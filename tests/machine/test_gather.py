@@ -117,5 +117,5 @@ def test_values_that_do_not_fit(facts: Facts, path: tuple[str, str], value: obje
     data = json.loads(codec.to_json(facts))
     data[path[0]][path[1]] = value
     for text in (json.dumps(data), "[]", "{}", "login banner", ""):
-        with pytest.raises(ValueError, match=message if text == json.dumps(data) else ""):
+        with pytest.raises(ValueError, match=message if text == json.dumps(data) else None):
             codec.from_json(text, Facts)

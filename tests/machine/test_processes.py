@@ -67,8 +67,9 @@ def test_what_starts_ranks(command: str, launches: bool) -> None:
 def test_a_run_is_its_launcher_and_what_that_started() -> None:
     shell = process(30, name="bash", command=("bash",), environment=OURS)  # `plan --exports` was evaluated there
     renamed = process(22, parent=10, environment={})  # setproctitle writes over the environment
-    (run,) = runs_in(table(LAUNCHER, GUARD, RANK, LOADER, renamed, shell, process(31, parent=30)))
-    assert run == RunProcesses("r", 7, (LAUNCHER,), (RANK, renamed), (LOADER,), (GUARD,))
+    forked = process(23, parent=10, command=TORCHRUN, environment=OURS)  # a rank that has the launcher's command line
+    (run,) = runs_in(table(LAUNCHER, GUARD, RANK, LOADER, renamed, forked, shell, process(31, parent=30)))
+    assert run == RunProcesses("r", 7, (LAUNCHER,), (RANK, renamed, forked), (LOADER,), (GUARD,))
     assert runs_in(table(shell, process(31))) == ()
 
 
