@@ -35,7 +35,7 @@ def without_effect(option: DeclaredOption, flow: Flow) -> str:
         statement = part.source.parents.get(value)
         inside = value.args if isinstance(value, ast.Call) else ()  # a namespace as a whole may be read by a call
         reads = {option.dest, "vars"} & {last(node) for node in ast.walk(value)} or NAMESPACES & {*map(last, inside)}
-        literal = isinstance(value, ast.Constant) and not (type(value.value) in (int, float) and value.value > 0)
+        literal = isinstance(value, ast.Constant) and not (isinstance(value.value, (int, float)) and value.value > 0)
         reads = reads or {option.dest} & flow.known.options_behind(value, part, 1)  # `args.lr = scaled`
         if reads or literal or not isinstance(statement, ast.Assign):
             continue

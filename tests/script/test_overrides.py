@@ -86,6 +86,18 @@ def test_hydra_takes_the_keys_of_its_one_file(tmp_path: Path, args: tuple[str, .
     assert launched(tmp_path, *args).args == final
 
 
+def test_a_default_names_its_file_and_key_and_an_override_contradicts_the_plan(tmp_path: Path) -> None:
+    write(tmp_path, HYDRA_FILES)
+    topology = Topology(Resolved(1, FLAG), Resolved(4, FLAG), 1)
+    found = complete_from_script(Options(), Target("script", "train.py"), topology, read(tmp_path))
+    assert found.batch_size == Resolved(64, Source("script", "default at conf/config.yaml:3"))
+    assert found.lr == Resolved(0.1, Source("script", "default at conf/config.yaml:4"))
+    with pytest.raises(UsageError) as caught:
+        launched(tmp_path, "optimizer.lr=0.1")
+    assert caught.value.findings[0].code == "option-given-twice"
+    assert "conf/config.yaml:4" in caught.value.findings[0].why
+
+
 @pytest.mark.parametrize("more", ["defaults: [data: digits]", "net: {_target_: src.net.Net}"])
 def test_what_hydra_composes_or_makes_is_left_to_who_names_its_keys(tmp_path: Path, more: str) -> None:
     write(tmp_path, HYDRA_FILES)
@@ -124,27 +136,11 @@ def test_a_key_that_may_say_what_batches_are_counted_in_leaves_them_in_doubt(tmp
     assert dict(found.doubts)["batch_size"] == "`data.batch_size` may count in the unit of `batch_size_type`"
 
 
-def test_an_override_of_the_user_contradicts_the_plan(tmp_path: Path) -> None:
-    write(tmp_path, HYDRA_FILES)
-    with pytest.raises(UsageError) as caught:
-        launched(tmp_path, "optimizer.lr=0.1")
-    assert caught.value.findings[0].code == "option-given-twice"
-    assert "conf/config.yaml:4" in caught.value.findings[0].why
-
-
 def test_a_key_that_the_user_names_is_passed_as_the_others_are(tmp_path: Path) -> None:
     write(tmp_path, HYDRA_FILES)
     said = Options(accum_option=Resolved("steps.many", FLAG), lr_option=Resolved("net.lr", FLAG))
     report = understood_as_said(read(tmp_path), said, Target("script", "train.py"))
     assert forward(("seed=1",), PLAN, report).args == ("seed=1", "data.batch_size=8", "steps.many=2", "net.lr=0.004")
-
-
-def test_a_default_names_its_file_and_key(tmp_path: Path) -> None:
-    write(tmp_path, HYDRA_FILES)
-    topology = Topology(Resolved(1, FLAG), Resolved(4, FLAG), 1)
-    found = complete_from_script(Options(), Target("script", "train.py"), topology, read(tmp_path))
-    assert found.batch_size == Resolved(64, Source("script", "default at conf/config.yaml:3"))
-    assert found.lr == Resolved(0.1, Source("script", "default at conf/config.yaml:4"))
 
 
 FROM_YAML = """
@@ -168,30 +164,28 @@ def test_keys_come_from_the_file_in_the_arguments(tmp_path: Path) -> None:
     assert "name its option, `--lr-option=NAME`" in {each.number: each.fix for each in launched(tmp_path).missing}["lr"]
 
 
-def test_words_that_a_parser_leaves_over_stand_behind_its_positional(tmp_path: Path) -> None:
-    script = """
-        import argparse
-        from omegaconf import OmegaConf
-        p = argparse.ArgumentParser()
-        p.add_argument("config")
-        opt, unknown = p.parse_known_args()
-        config = OmegaConf.merge(OmegaConf.load(opt.config), OmegaConf.from_dotlist(unknown))
-    """
-    write(tmp_path, {"train.py": script, "a.yaml": "data:\n  batch_size: 4\n"})
-    assert launched(tmp_path, "a.yaml").args == ("a.yaml", "data.batch_size=8")
+LEFT_OVER = """
+    import argparse
+    from omegaconf import OmegaConf
+    p = argparse.ArgumentParser()
+    p.add_argument({declared})
+    opt, unknown = p.parse_known_args()
+    config = OmegaConf.merge(*[OmegaConf.load(each) for each in [*opt.base]], OmegaConf.from_dotlist(unknown))
+"""
 
 
-def test_words_that_a_parser_leaves_over_stand_before_an_option_for_many(tmp_path: Path) -> None:
-    script = """
-        import argparse
-        from omegaconf import OmegaConf
-        p = argparse.ArgumentParser()
-        p.add_argument("--base", nargs="*")
-        opt, unknown = p.parse_known_args()
-        config = OmegaConf.merge(*[OmegaConf.load(each) for each in opt.base], OmegaConf.from_dotlist(unknown))
-    """
-    write(tmp_path, {"train.py": script, "a.yaml": "data:\n  batch_size: 4\n"})
-    assert launched(tmp_path, "--base", "a.yaml").args == ("data.batch_size=8", "--base", "a.yaml")
+@pytest.mark.parametrize(
+    ("declared", "args", "final"),
+    [
+        ('"base"', ("a.yaml",), ("a.yaml", "data.batch_size=8")),
+        ('"--base", nargs="*"', ("--base", "a.yaml"), ("data.batch_size=8", "--base", "a.yaml")),
+    ],
+)
+def test_where_words_that_a_parser_leaves_over_stand(
+    tmp_path: Path, declared: str, args: tuple[str, ...], final: tuple[str, ...]
+) -> None:
+    write(tmp_path, {"train.py": LEFT_OVER.format(declared=declared), "a.yaml": "data:\n  batch_size: 4\n"})
+    assert launched(tmp_path, *args).args == final
 
 
 YACS = """
@@ -400,14 +394,12 @@ def test_yaml_is_imported_only_where_a_yaml_file_is_read(tmp_path: Path) -> None
     write(tmp_path, {"train.py": FROM_YAML, "a.yaml": "lr: 1\n"})
     code = (
         "import sys; from pathlib import Path; from ddplaunch.script.read import read_script\n"
-        "read_script(Path('train.py').absolute(), Path.cwd(), args=('--config', sys.argv[1]))\n"
-        "print('yaml' in sys.modules)"
+        "for name in ('none', 'a.yaml'):\n"
+        "    read_script(Path('train.py').absolute(), Path.cwd(), args=('--config', name))\n"
+        "    print('yaml' in sys.modules)"
     )
-    for name, imported in (("none", "False"), ("a.yaml", "True")):
-        done = subprocess.run(
-            [sys.executable, "-c", code, name], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120
-        )
-        assert done.stdout.strip() == imported
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["False", "True"]
 
 
 @pytest.mark.parametrize("text", ["a: [1\n", "\x00", "- 1\n- 2\n", "", "other: ${lr}\n", "other: *x\n"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -42,13 +41,22 @@ def test_options_in_another_local_module(tmp_path: Path, text: str, others: dict
     assert report.complete
 
 
-def test_a_module_that_is_a_script_of_its_own_declares_nothing(tmp_path: Path) -> None:
-    report = read(
-        tmp_path,
-        "from model import Net\ndef main(): Net()\nmain()\n",
-        model=PARSER + "class Net: ...\ndef main(): parse()\nif __name__ == '__main__':\n    main()\n",
-    )
-    assert report.options == ()
+@pytest.mark.parametrize(
+    ("text", "others", "complete"),
+    [
+        (
+            "from model import Net\nNet()\n",
+            {"model": PARSER + "class Net: ...\nif __name__ == '__main__':\n    parse()\n"},
+            True,
+        ),
+        ("import a\na.f()\n", {"a": "from b import f\n", "b": "from a import f\n"}, True),
+        ("import m0\n", {f"m{index}": f"import m{index + 1}\n" for index in range(9)} | {"m9": ""}, False),
+        ("import big\nbig.parse()\n", {"big": PARSER + "#" * 150_000}, False),
+    ],
+)
+def test_modules_that_declare_nothing(tmp_path: Path, text: str, others: dict[str, str], complete: bool) -> None:
+    report = read(tmp_path, text, **others)
+    assert (report.options, report.complete) == ((), complete)
 
 
 def test_installed_packages_are_not_followed(tmp_path: Path) -> None:
@@ -59,38 +67,6 @@ def test_installed_packages_are_not_followed(tmp_path: Path) -> None:
     report = read_script(tmp_path / "train.py", tmp_path, [folder])
     assert report.options == ()
     assert not report.complete
-
-
-def test_circular_imports_end(tmp_path: Path) -> None:
-    report = read(tmp_path, "import a\na.f()\n", a="from b import f\n", b="from a import f\n")
-    assert report.options == ()
-
-
-def test_long_chains_are_cut_and_said_so(tmp_path: Path) -> None:
-    chain = {f"m{index}": f"import m{index + 1}\n" for index in range(9)}
-    assert not read(tmp_path, "import m0\n", **chain, m9="").complete
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "import torch.distributed as dist\ndist.init_process_group('nccl')\n",
-        "from torch.distributed import init_process_group\ninit_process_group()\n",
-        "from torch.distributed.device_mesh import init_device_mesh\ninit_device_mesh('cuda', (2,))\n",
-        "import lightning as L\nL.Trainer()\n",
-        "from pytorch_lightning import Trainer as T\nT(devices='auto').fit(model)\n",
-        "from accelerate import Accelerator\nAccelerator()\n",
-        "import transformers\ntransformers.Trainer()\n",
-        "from transformers import Trainer\nclass Mine(Trainer): ...\nMine().train()\n",
-        "import deepspeed\ndeepspeed.initialize()\n",
-        "import torch, os\nif 'RANK' in os.environ:\n    torch.distributed.init_process_group()\n",
-        "import unknown\ndef main():\n    unknown.x()\n    dist.init_process_group()\nmain()\n",
-        "from mpi4py import MPI\nrank = MPI.COMM_WORLD.Get_rank()\ndist.init_process_group('nccl')\n",
-        "import horovod.torch as hvd\nhvd.init()\ndist.init_process_group('nccl')\n",
-    ],
-)
-def test_ranks_of_a_launch_that_meet_are_in_no_doubt(tmp_path: Path, text: str) -> None:
-    assert "world_size" not in dict(read(tmp_path, text).doubts)
 
 
 OWN_METHOD = (
@@ -109,9 +85,23 @@ SUPER = (
 )
 
 
+# What follows from the text: whether what was not read may set up a group, None if one was followed.
 @pytest.mark.parametrize(
     ("text", "hidden"),
     [
+        ("import torch.distributed as dist\ndist.init_process_group('nccl')\n", None),
+        ("from torch.distributed import init_process_group\ninit_process_group()\n", None),
+        ("from torch.distributed.device_mesh import init_device_mesh\ninit_device_mesh('cuda', (2,))\n", None),
+        ("import lightning as L\nL.Trainer()\n", None),
+        ("from pytorch_lightning import Trainer as T\nT(devices='auto').fit(model)\n", None),
+        ("from accelerate import Accelerator\nAccelerator()\n", None),
+        ("import transformers\ntransformers.Trainer()\n", None),
+        ("from transformers import Trainer\nclass Mine(Trainer): ...\nMine().train()\n", None),
+        ("import deepspeed\ndeepspeed.initialize()\n", None),
+        ("import torch, os\nif 'RANK' in os.environ:\n    torch.distributed.init_process_group()\n", None),
+        ("import unknown\ndef main():\n    unknown.x()\n    dist.init_process_group()\nmain()\n", None),
+        ("from mpi4py import MPI\nrank = MPI.COMM_WORLD.Get_rank()\ndist.init_process_group('nccl')\n", None),
+        ("import horovod.torch as hvd\nhvd.init()\ndist.init_process_group('nccl')\n", None),
         ("import torch\n", False),
         ("from transformers import AutoModel\n", False),
         ("import torch\nmodel = torch.nn.DataParallel(model)\n", False),
@@ -138,11 +128,14 @@ SUPER = (
         (MPI + "def unused():\n    " + SETS_RANK.replace("\n", "\n    ").rstrip() + "\n", True),
     ],
 )
-def test_ranks_of_a_launch_that_may_not_meet_are_in_doubt(tmp_path: Path, text: str, hidden: bool) -> None:
+def test_ranks_of_a_launch_that_may_not_meet_are_in_doubt(tmp_path: Path, text: str, hidden: bool | None) -> None:
     report = read(tmp_path, text)
-    clause = dict(report.doubts)["world_size"]
-    assert clause in (NO_GROUP, GROUP_NOT_FOLLOWED)
-    assert (clause == NO_GROUP and report.complete) is not hidden, "what was not read may set up a group"
+    clause = dict(report.doubts).get("world_size")
+    assert clause in ((None,) if hidden is None else (NO_GROUP, GROUP_NOT_FOLLOWED))
+    assert hidden is None or (clause == NO_GROUP and report.complete) is not hidden
+
+
+UNSURE = ("something else", 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -159,26 +152,17 @@ def test_ranks_of_a_launch_that_may_not_meet_are_in_doubt(tmp_path: Path, text: 
             ("CUDA_VISIBLE_DEVICES", 2, 2),
         ),
         ("import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '0,1'\ntorch.nn.DataParallel(model)\n", None),
+        ("import lightning as L\nL.Trainer(devices=int(os.environ.get('SLURM_NTASKS', 1)))", UNSURE),
+        ("import lightning as L\nL.Trainer(**kwargs)", UNSURE),
+        ("import lightning as L\nL.Trainer.from_argparse_args(args)", UNSURE),
+        ("import lightning as L, os\nL.Trainer()\nos.environ['CUDA_VISIBLE_DEVICES'] = str(number)", UNSURE),
     ],
 )
 def test_devices_that_the_script_fixes(tmp_path: Path, body: str, fixed: tuple[str, int, int] | None) -> None:
-    found = read(tmp_path, body).devices
-    assert (found and (found.name, found.number, found.at.line)) == fixed
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "L.Trainer(devices=int(os.environ.get('SLURM_NTASKS', 1)))",
-        "L.Trainer(**kwargs)",
-        "L.Trainer.from_argparse_args(args)",
-        "L.Trainer()\nos.environ['CUDA_VISIBLE_DEVICES'] = str(number)",
-    ],
-)
-def test_devices_that_something_else_decides_leave_the_ranks_in_doubt(tmp_path: Path, body: str) -> None:
-    report = read(tmp_path, f"import os\nimport lightning as L\n{body}\n")
-    assert str(dict(report.doubts)["world_size"]).endswith("decides how many devices train")
-    assert report.devices is None
+    report = read(tmp_path, body)
+    found = report.devices and (report.devices.name, report.devices.number, report.devices.at.line)
+    decided = dict(report.doubts).get("world_size", "").endswith("decides how many devices train")
+    assert (found, decided) == ((None, True) if fixed == UNSURE else (fixed, False))
 
 
 def test_process_group_in_a_helper(tmp_path: Path) -> None:
@@ -190,59 +174,33 @@ SPAWN = "import torch, os, sys\nimport torch.multiprocessing as mp\n"
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "recorded"),
     [
-        "def main():\n    n = 3\n    if not n:\n        sys.exit(1)\n    mp.spawn(f, args=(n,), nprocs=n)\n"
-        "if __name__ == '__main__':\n    main()\n",
-        "mp.spawn(f, nprocs=torch.cuda.device_count())\n",
-        "if torch.cuda.device_count() > 1:\n    mp.spawn(f, nprocs=2)\n",
+        (
+            "def main():\n    n = 3\n    if not n:\n        sys.exit(1)\n    mp.spawn(f, args=(n,), nprocs=n)\n"
+            "if __name__ == '__main__':\n    main()\n",
+            True,
+        ),
+        ("mp.spawn(f, nprocs=torch.cuda.device_count())\n", True),
+        ("if torch.cuda.device_count() > 1:\n    mp.spawn(f, nprocs=2)\n", True),
+        ("if 'RANK' not in os.environ:\n    mp.spawn(f, nprocs=2)\n", False),
+        ("if os.environ.get('LOCAL_RANK') is None:\n    mp.spawn(f, nprocs=2)\n", False),
+        ("if args.multiprocessing_distributed:\n    mp.spawn(f, nprocs=2)\n", False),
+        ("def unused():\n    mp.spawn(f, nprocs=2)\n", False),
+        ("def main():\n    if args.single:\n        return f(0)\n    mp.spawn(f, nprocs=2)\nmain()\n", False),
+        ("def local():\n    mp.spawn(f, nprocs=2)\nif args.local:\n    local()\n", False),
+        ("mp.spawn(f, nprocs=1)\n", False),
+        ("import os\nos.system('pip install deepspeed torch')\n", False),
+        ("import subprocess\nsubprocess.run(['nvidia-smi'])\n", False),
     ],
 )
-def test_own_processes_are_recorded(tmp_path: Path, body: str) -> None:
-    assert read(tmp_path, SPAWN + body).spawns is not None
+def test_own_processes_are_recorded(tmp_path: Path, body: str, recorded: bool) -> None:
+    assert (read(tmp_path, SPAWN + body).spawns is not None) is recorded
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "if 'RANK' not in os.environ:\n    mp.spawn(f, nprocs=2)\n",
-        "if os.environ.get('LOCAL_RANK') is None:\n    mp.spawn(f, nprocs=2)\n",
-        "if args.multiprocessing_distributed:\n    mp.spawn(f, nprocs=2)\n",
-        "def unused():\n    mp.spawn(f, nprocs=2)\n",
-        "def main():\n    if args.single:\n        return f(0)\n    mp.spawn(f, nprocs=2)\nmain()\n",
-        "def local():\n    mp.spawn(f, nprocs=2)\nif args.local:\n    local()\n",
-        "mp.spawn(f, nprocs=1)\n",
-        "import os\nos.system('pip install deepspeed torch')\n",
-        "import subprocess\nsubprocess.run(['nvidia-smi'])\n",
-    ],
-)
-def test_processes_that_may_not_start_are_not_recorded(tmp_path: Path, body: str) -> None:
-    assert read(tmp_path, SPAWN + body).spawns is None
-
-
-def test_environment_and_imports(tmp_path: Path) -> None:
-    report = read(
-        tmp_path,
-        """
-        import os
-        import numpy as np, yaml
-        from typing import TYPE_CHECKING
-        from local import thing
-        try:
-            import apex
-        except ImportError:
-            apex = None
-        if TYPE_CHECKING:
-            import pandas
-        def lazily():
-            import scipy
-        rank = int(os.environ["RANK"])
-        port = os.environ.get("MASTER_PORT", "1")
-        size = os.getenv("WORLD_SIZE")
-        os.environ["MASTER_ADDR"] = "localhost"
-        """,
-        local="thing = 1\n",
-    )
+def test_variables_that_are_read(tmp_path: Path) -> None:
+    reads = "a = int(os.environ['RANK'])\nb = os.environ.get('MASTER_PORT', '1')\nc = os.getenv('WORLD_SIZE')\n"
+    report = read(tmp_path, f"import os\n{reads}os.environ['MASTER_ADDR'] = 'localhost'\n")
     assert report.reads_env == ("RANK", "MASTER_PORT", "WORLD_SIZE")
 
 
@@ -315,7 +273,7 @@ tyro.cli( HfArgumentParser( os.environ[ lambda HfArgumentParser(()) f(**k) __nam
 WORDS = st.sampled_from([*TOKENS.split(), "\n", "\t"])
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(st.one_of(st.binary(max_size=200), st.lists(WORDS, max_size=40).map(lambda words: " ".join(words).encode())))
 def test_no_bytes_make_it_raise(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -345,12 +303,6 @@ def test_executables_count_if_python_runs_them(tmp_path: Path) -> None:
     assert locate("executable", "tool", tmp_path, []) == tmp_path / "tool"
     assert locate("executable", "other", tmp_path, []) == Unavailable("not a Python file")
     assert locate("executable", "absent", tmp_path, []) == Unavailable("not a Python file")
-
-
-def test_what_is_parsed_has_a_limit(tmp_path: Path) -> None:
-    report = read(tmp_path, "import big\nbig.parse()\n", big=PARSER + "x = 1\n" * 30_000)
-    assert report.options == ()
-    assert not report.complete
 
 
 SET_UP = "import torch, os, argparse\nimport torch.distributed as dist\nimport torch.multiprocessing as mp\n"
@@ -473,29 +425,10 @@ def test_files_that_declare_options_are_read_before_others(tmp_path: Path) -> No
     others = {f"model{index}": f"x = {index}\n" for index in range(60)}
     text = "".join(f"import {name}\n" for name in others) + "from options import parse\nparse()\n"
     declares = "import argparse\ndef parse():\n    argparse.ArgumentParser().add_argument('--lr', type=float)\n"
-    large = "import torch.distributed as dist\nn = dist.get_world_size()\n" + "x = [1, 2, 3]\n" * 9000
+    large = "import torch.distributed as dist\nn = dist.get_world_size()\n" + "#" * 149_900
     report = read(tmp_path, "import large\n" + text, options=declares, large=large, **others)
     assert [option.flags for option in report.options] == [("--lr",)]
     assert not report.complete
-
-
-OWN_PARSER = "import argparse, apexlike\nparser = argparse.ArgumentParser()\n"
-
-
-@pytest.mark.parametrize(
-    ("rest", "complete"),
-    [
-        ("args = parser.parse_args()\napexlike.fast(args.lr)\n", False),
-        ("args, _ = parser.parse_known_args()\n", False),
-        ("apexlike.add_options(parser)\nargs = parser.parse_args()\n", False),
-        ("args = parser.parse_args()\napexlike.parse()\n", False),
-        ("args = apexlike.arguments()\n", False),
-        ("import hydra\nargs = parser.parse_args()\n", False),
-    ],
-)
-def test_an_unknown_package_may_add_options(tmp_path: Path, rest: str, complete: bool) -> None:
-    report = read(tmp_path, OWN_PARSER + rest)
-    assert report.complete == complete
 
 
 @pytest.mark.parametrize(
@@ -589,12 +522,3 @@ def test_variables_that_torch_reads_when_it_is_imported(tmp_path: Path, text: st
     report = read(tmp_path, text, before=before, after=after)
     variable = "MKL_NUM_THREADS"  # the first in the list
     assert report.early == (f"{file} names {variable} before it imports torch" if file else "")
-
-
-def test_blank_lines_take_no_time(tmp_path: Path) -> None:
-    """A pattern that may skip lines before a word looks from each of them through all the others."""
-    script = tmp_path / "train.py"
-    script.write_text(PARSER + "\n" * 40_000 + "import torch\nparse().parse_args()\n")
-    begun_s = time.process_time()
-    read_script(script, tmp_path)
-    assert time.process_time() - begun_s < 3  # 7.5 s with such a pattern, 0.01 s without
