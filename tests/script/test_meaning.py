@@ -39,13 +39,23 @@ def script(declarations: str, body: str) -> str:
 
 
 BATCH = 'p.add_argument("--batch-size", type=int, default=64)'
+HELP = 'p.add_argument("--batch-size", type=int, help="%s")'
+AND = '\np.add_argument("--%s", type=int)'
+OF_LAUNCHER = """
+if args.launcher == 'none':
+    total_gpus = 1
+else:
+    total_gpus, rank = setup(args.launcher)
+args.batch_size //= total_gpus
+"""
+LOADED = "loader = DataLoader(data, batch_size=args.batch_size)"
 
 
 @pytest.mark.parametrize(
     ("declaration", "body", "meaning", "because"),
     [
         (BATCH, "x = 1", "batch_size", ""),
-        (BATCH, "loader = DataLoader(data, batch_size=args.batch_size)", "batch_size", "hands it to DataLoader"),
+        (BATCH, LOADED, "batch_size", "hands it to DataLoader"),
         (BATCH, "local = args.batch_size // dist.get_world_size()", "total_batch_size", "divides it by the world size"),
         (BATCH, "total_gpus, rank = setup()\nargs.batch_size //= total_gpus", "total_batch_size", "divides it"),
         (BATCH, 'local = args.batch_size / int(os.environ["WORLD_SIZE"])', "total_batch_size", "divides it"),
@@ -53,63 +63,27 @@ BATCH = 'p.add_argument("--batch-size", type=int, default=64)'
         (BATCH, "local = args.batch_size // dp_size", "total_batch_size", "divides it by the world size"),
         (BATCH, "n = 40\nn //= args.world_size\nlog(args.batch_size * n)", "batch_size", ""),
         (BATCH, "b, n = args.batch_size, args.world_size\nlocal = int(b / n)", "total_batch_size", "divides it"),
-        (
-            BATCH + '\np.add_argument("--heads", type=int)',
-            "n = args.heads / dist.get_world_size() * args.batch_size",
-            "batch_size",
-            "",
-        ),
+        (BATCH + AND % "heads", "n = args.heads / dist.get_world_size() * args.batch_size", "batch_size", ""),
         (BATCH, "total = args.batch_size * dist.get_world_size()", "batch_size", ""),
         (BATCH, "print(args.batch_size / dist.get_world_size())", "batch_size", ""),
         (BATCH, "steps = len(data) // (args.batch_size * dist.get_world_size())", "batch_size", ""),
         (
-            BATCH + '\np.add_argument("--micro-batch-size", type=int)',
-            "accum = args.batch_size // args.micro_batch_size\naccum = accum // dist.get_world_size()",
+            BATCH + AND % "micro-bs",
+            "n = args.batch_size // args.micro_bs\nn //= world_size",
             "global_batch_size",
-            "divides it by the world size",
+            "divides",
         ),
-        (
-            'p.add_argument("--batch-size", type=int, help="total batch size of all GPUs")',
-            "x = 1",
-            None,
-            "",
-        ),
-        (
-            'p.add_argument("--batch-size", type=int, help="total batch size of all GPUs")',
-            "loader = DataLoader(data, batch_size=args.batch_size)",
-            "batch_size",
-            "hands it to DataLoader",
-        ),
-        (
-            'p.add_argument("--batch-size", type=int, help="images " "per GPU, the total is larger")',
-            "x = 1",
-            "batch_size",
-            "",
-        ),
-        (
-            BATCH + '\np.add_argument("--accum", type=int, default=1)',
-            "args.local = args.batch_size // args.world_size\nchunk = args.local // args.accum",
-            "global_batch_size",
-            "divides it by the world size",
-        ),
-        (
-            'p.add_argument("--batch", type=int, help="total batch size")\np.add_argument("--batch-gpu", type=int)',
-            "x = 1",
-            None,
-            "",
-        ),
-        (
-            BATCH + '\np.add_argument("--launcher", default="none")',
-            "if args.launcher == 'none':\n    total_gpus = 1\nelse:\n    total_gpus, rank = setup(args.launcher)\n"
-            "args.batch_size //= total_gpus",
-            "total_batch_size",
-            "divides it by the world size",
-        ),
+        (BATCH + AND % "accum", "n = args.batch_size // world_size\nn //= args.accum", "global_batch_size", "divides"),
+        (HELP % "total batch size of all GPUs", "x = 1", None, ""),
+        (HELP % "total batch size of all GPUs", LOADED, "batch_size", "hands it to DataLoader"),
+        (HELP % 'images " "per GPU, the total is larger', "x = 1", "batch_size", ""),
+        ('p.add_argument("--batch", type=int, help="total batch size")' + AND % "batch-gpu", "x = 1", None, ""),
+        (BATCH + AND % "launcher", OF_LAUNCHER, "total_batch_size", "divides it by the world size"),
         (BATCH, "args.batch_size = 32", None, ""),
         (BATCH, "args.batch_size = exact_div(args.total, args.parts)", None, ""),
         (BATCH, "args.batch_size = fit(args)", "batch_size", ""),
         (BATCH, "if args.debug:\n    args.batch_size = 2", "batch_size", ""),
-        ('p.add_argument("--batch-size", type=int, help="in tokens")', "x = 1", None, ""),
+        (HELP % "in tokens", "x = 1", None, ""),
         ('p.add_argument("--global-batch-size", type=int)', "x = 1", "total_batch_size", "its name"),
         ('p.add_argument("--accum", type=int)', "loss = loss / args.accum / dist.get_world_size()", "accum", ""),
         ('p.add_argument("--accum", type=int)', "total = args.accum * dist.get_world_size()", "accum", ""),
@@ -173,19 +147,7 @@ def test_what_an_option_counts_otherwise_is_said_and_not_passed(
 
 
 def test_a_value_is_followed_through_parameters_methods_and_files(tmp_path: Path) -> None:
-    report = read(
-        tmp_path,
-        """
-        import argparse
-        from engine import Trainer
-        p = argparse.ArgumentParser()
-        p.add_argument("--batch_size", type=int)
-        args = p.parse_args()
-        Trainer(args.batch_size).run()
-        """,
-        engine="""
-        import os
-        import torch.distributed as dist
+    engine = """
         class Trainer:
             def __init__(self, batch):
                 self.batch = batch
@@ -193,10 +155,10 @@ def test_a_value_is_followed_through_parameters_methods_and_files(tmp_path: Path
                 self.start(world=dist.get_world_size(), batch=self.batch)
             def start(self, batch, world):
                 self.local = batch // world
-        """,
-    )
-    found = option(report, "--batch_size")
-    assert (found.meaning, found.because) == ("total_batch_size", "engine.py:10 divides it by the world size")
+    """
+    text = "from engine import Trainer\n" + script(BATCH, "Trainer(args.batch_size).run()")
+    found = option(read(tmp_path, text, engine=engine), "--batch-size")
+    assert (found.meaning, found.because) == ("total_batch_size", "engine.py:8 divides it by the world size")
 
 
 SPAWNS = """
@@ -351,22 +313,6 @@ def test_names_and_units(tmp_path: Path, declaration: str, meaning: str | None) 
     assert read(tmp_path, script(f"p.add_argument({declaration})", "x = 1")).options[0].meaning == meaning
 
 
-def test_a_parameter_of_a_command_is_followed(tmp_path: Path) -> None:
-    report = read(
-        tmp_path,
-        """
-        import click
-        import torch.distributed as dist
-        @click.command()
-        @click.option("--batch", type=int, help="batch size")
-        def main(batch):
-            local = batch // dist.get_world_size()
-        main()
-        """,
-    )
-    assert option(report, "--batch").meaning == "total_batch_size"
-
-
 def test_an_accumulation_that_follows_from_other_options_is_left_to_them(tmp_path: Path) -> None:
     """GaLore takes the batch, the accumulation and the total, and computes what is left out."""
     options = f'{BATCH}\np.add_argument("--accum", type=int)\np.add_argument("--total-batch-size", type=int)'
@@ -382,48 +328,46 @@ def test_an_accumulation_that_follows_from_other_options_is_left_to_them(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("declarations", "body", "meaning", "clause"),
+    ("declarations", "body", "clause"),
     [
-        (BATCH, "\nargs.batch_size = 16", "batch_size", "train.py:9 sets `batch_size` to 16 itself"),
-        (
-            'p.add_argument("--max-duration", type=int)',
-            "x = 1",
-            "batch_size",
-            "`--max-duration` counts seconds instead of",
-        ),
-        (
-            'p.add_argument("--batch-size", help="in tokens")',
-            "x = 1",
-            "batch_size",
-            "`--batch-size` counts tokens instead",
-        ),
-        ("", "for group in opt.param_groups:\n    group['lr'] = rate", "lr", None),
-        (BATCH, "DataLoader(d, batch_size=24)", "batch_size", None),
+        (BATCH, "\nargs.batch_size = 16", "train.py:9 sets `batch_size` to 16 itself"),
+        ('p.add_argument("--max-duration", type=int)', "x = 1", "`--max-duration` counts seconds instead of"),
+        (HELP % "in tokens", "x = 1", "`--batch-size` counts tokens instead"),
+        (BATCH, "DataLoader(d, batch_size=24)", ""),
     ],
 )
-def test_what_stands_in_the_place_of_an_option(
-    tmp_path: Path, declarations: str, body: str, meaning: str, clause: str | None
+def test_what_stands_in_the_place_of_an_option(tmp_path: Path, declarations: str, body: str, clause: str) -> None:
+    found = clauses(read(tmp_path, script(declarations, body))).get("batch_size", "")
+    assert found.startswith(clause) and bool(found) is bool(clause)
+
+
+COMMAND = """
+    import click
+    import torch.distributed as dist
+    def train(*, batch_size, lr):
+        TrainingArguments(per_device_train_batch_size=batch_size{by}, learning_rate=lr)
+    @click.command()
+    @click.option("--batch-size", type=int)
+    @click.option("--lr", type=float)
+    def main({parameters}):
+        train({arguments})
+    main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("parameters", "arguments", "by", "meaning"),
+    [
+        ("**kwargs", "**kwargs", "", "batch_size"),
+        ("batch_size, lr", "batch_size=batch_size, lr=lr", "", "batch_size"),
+        ("batch_size, lr", "batch_size=batch_size, lr=lr", " // dist.get_world_size()", "total_batch_size"),
+    ],
+)
+def test_a_number_is_followed_through_a_command(
+    tmp_path: Path, parameters: str, arguments: str, by: str, meaning: str
 ) -> None:
-    found = clauses(read(tmp_path, script(declarations, body))).get(meaning)
-    assert found is None if clause is None else found is not None and found.startswith(clause)
-
-
-def test_a_number_is_followed_through_the_keywords_of_a_command(tmp_path: Path) -> None:
-    report = read(
-        tmp_path,
-        """
-        import click
-        def train(*, batch_size, lr):
-            TrainingArguments(per_device_train_batch_size=batch_size, learning_rate=lr)
-        @click.command()
-        @click.option("--batch-size", type=int)
-        @click.option("--lr", type=float)
-        def main(**kwargs):
-            train(**kwargs)
-        main()
-        """,
-    )
-    assert [(each.meaning, each.doubt) for each in report.options] == [("batch_size", ""), ("lr", "")]
+    report = read(tmp_path, COMMAND.format(parameters=parameters, arguments=arguments, by=by))
+    assert [(each.meaning, each.doubt) for each in report.options] == [(meaning, ""), ("lr", "")]
 
 
 def test_circles_and_depth_end(tmp_path: Path) -> None:
@@ -560,7 +504,6 @@ def test_an_accumulation_is_in_doubt_where_a_trainer_has_a_step_of_its_own(
     assert found.doubt == ("train.py:4 replaces `training_step`, which divides the loss" if doubted else "")
 
 
-LOADED = "loader = DataLoader(data, batch_size=args.batch_size)"
 WARMUP = 'p.add_argument("--warmup-steps", type=int, default=0)'
 SIZED = "def size(text):\n    return int(text) * 2\n" + BATCH.replace("=int", "=size")
 ACCUM = 'p.add_argument("--accum", type=int, default=1)'

@@ -127,22 +127,6 @@ def test_of_two_batches_of_a_configuration_none_is_meant(tmp_path: Path) -> None
     assert reasons[0].startswith("`loader.batch_size` and `dataset.batch_size` could take it")
 
 
-def test_a_key_that_may_say_what_batches_are_counted_in_leaves_them_in_doubt(tmp_path: Path) -> None:
-    loop = "    if cfg.data.batch_size_type == 'frame':\n        sampler = Frames(cfg.data.batch_size)\n    main"
-    config = "data: {batch_size: 64, batch_size_type: frame}\n"
-    write(tmp_path, {"train.py": HYDRA.replace("    main", loop), "conf/config.yaml": config})
-    found = launched(tmp_path)
-    assert found.args == ("data.batch_size=8",)
-    assert dict(found.doubts)["batch_size"] == "`data.batch_size` may count in the unit of `batch_size_type`"
-
-
-def test_a_key_that_the_user_names_is_passed_as_the_others_are(tmp_path: Path) -> None:
-    write(tmp_path, HYDRA_FILES)
-    said = Options(accum_option=Resolved("steps.many", FLAG), lr_option=Resolved("net.lr", FLAG))
-    report = understood_as_said(read(tmp_path), said, Target("script", "train.py"))
-    assert forward(("seed=1",), PLAN, report).args == ("seed=1", "data.batch_size=8", "steps.many=2", "net.lr=0.004")
-
-
 FROM_YAML = """
     import sys
     from omegaconf import OmegaConf as om
