@@ -85,8 +85,8 @@ LOADED = "loader = DataLoader(data, batch_size=args.batch_size)"
         (BATCH, "if args.debug:\n    args.batch_size = 2", "batch_size", ""),
         (HELP % "in tokens", "x = 1", None, ""),
         ('p.add_argument("--global-batch-size", type=int)', "x = 1", "total_batch_size", "its name"),
-        ('p.add_argument("--accum", type=int)', "loss = loss / args.accum / dist.get_world_size()", "accum", ""),
-        ('p.add_argument("--accum", type=int)', "total = args.accum * dist.get_world_size()", "accum", ""),
+        (AND[1:] % "accum", "loss = loss / args.accum / dist.get_world_size()", "accum", ""),
+        (AND[1:] % "accum", "total = args.accum * dist.get_world_size()", "accum", ""),
     ],
 )
 def test_whose_samples_a_batch_size_counts(
@@ -97,53 +97,37 @@ def test_whose_samples_a_batch_size_counts(
     assert because in found.because if because else not found.because
 
 
+ACCUM = 'p.add_argument("--accum", type=int, default=1)'
+BY = ":8 divides it by the %s"
+WHOSE = "`--batch-option=--batch-size:%s`"
+OF_ALL = f"{WHOSE % 'rank'} or {WHOSE % 'total'}"
+BY_HELP = "`--batch-size` counts the samples of several ranks by its help alone (train.py:5)"
+TWICE = f"{LOADED}\nshare = math.ceil(args.batch_size / dist.get_world_size())"
+NOT_SAME = "train.py:9 divides it by the world size, and train.py:8 hands it to DataLoader undivided"
+
+
 @pytest.mark.parametrize(
-    ("declaration", "body", "meaning", "clause", "fix"),
+    ("declaration", "body", "clause", "fix"),
     [
+        (BATCH, "n = int(args.batch_size / torch.cuda.device_count())", BY % "processes per node", WHOSE % "node"),
+        (HELP % "images of each node", "x = 1", BY_HELP, OF_ALL.replace(" or ", f" or {WHOSE % 'node'} or ")),
         (
-            BATCH,
-            "args.batch_size = int(args.batch_size / torch.cuda.device_count())",
-            "batch_size",
-            "train.py:8 divides it by the processes per node",
-            "`--batch-option=--batch-size:node`",
+            BATCH + AND % "accum",
+            "n = args.batch_size // args.accum",
+            ":9 divides it by the accumulation",
+            WHOSE % "step",
         ),
-        (
-            'p.add_argument("--batch-size", type=int, help="images of each node")',
-            "x = 1",
-            "batch_size",
-            "`--batch-size` counts the samples of several ranks by its help alone (train.py:5)",
-            "`--batch-option=--batch-size:rank` or `--batch-option=--batch-size:node` or "
-            "`--batch-option=--batch-size:total`",
-        ),
-        (
-            BATCH + '\np.add_argument("--accum", type=int, default=1)',
-            "args.batch_size = args.batch_size // args.accum",
-            "batch_size",
-            "train.py:9 divides it by the accumulation",
-            "`--batch-option=--batch-size:step`",
-        ),
-        (
-            BATCH,
-            "DataLoader(data, batch_size=args.batch_size)\nshare = math.ceil(args.batch_size / dist.get_world_size())",
-            "batch_size",
-            "train.py:9 divides it by the world size, and train.py:8 hands it to DataLoader undivided",
-            "`--batch-option=--batch-size:rank` or `--batch-option=--batch-size:total`",
-        ),
-        (
-            'p.add_argument("--accum", type=int)',
-            "steps = args.accum // dist.get_world_size()",
-            "accum",
-            "train.py:8 divides it by the world size",
-            "pass `--accum` yourself after `--`",
-        ),
+        (BATCH, TWICE, NOT_SAME, OF_ALL),
+        (ACCUM, "steps = args.accum // dist.get_world_size()", BY % "world size", "pass `--accum` yourself after `--`"),
     ],
 )
 def test_what_an_option_counts_otherwise_is_said_and_not_passed(
-    tmp_path: Path, declaration: str, body: str, meaning: str, clause: str, fix: str
+    tmp_path: Path, declaration: str, body: str, clause: str, fix: str
 ) -> None:
     report = read(tmp_path, script(declaration, body))
+    meaning = "accum" if declaration == ACCUM else "batch_size"
     assert not any(each.meaning in ("batch_size", meaning) for each in report.options)
-    assert [(each.meaning, each.clause, each.fix) for each in report.instead] == [(meaning, clause, fix)]
+    assert [(each.meaning, each.clause.endswith(clause), each.fix) for each in report.instead] == [(meaning, True, fix)]
 
 
 def test_a_value_is_followed_through_parameters_methods_and_files(tmp_path: Path) -> None:
@@ -392,28 +376,23 @@ def test_a_number_beside_a_process_group_that_waits_for_a_local_rank_is_the_one_
     assert report.switched_off is not None
 
 
-MADE = """
-    p.add_argument("--bs", type=int, default=256)
-    p.add_argument("--base_lr", type=float, default=2e-4)
-    p.add_argument("--lr", type=float)
-    p.add_argument("--batch_size_per_gpu", type=int, default=0)
+MADE = BATCH + AND % "lr" + AND % "per_gpu" + AND % "base_lr"
+MAKES = """
+args.per_gpu = args.batch_size // dist.get_world_size()
+args.lr = args.base_lr * args.per_gpu * dist.get_world_size() / 256
+loader = DataLoader(data, batch_size=args.per_gpu)
+optimizer = SGD(model, lr=args.lr)
 """
 
 
 def test_an_option_that_the_script_computes_from_others_takes_no_number(tmp_path: Path) -> None:
-    body = (
-        "args.batch_size_per_gpu = args.bs // dist.get_world_size()\n"
-        "args.lr = args.base_lr * args.batch_size_per_gpu * dist.get_world_size() / 256\n"
-        "loader = DataLoader(data, batch_size=args.batch_size_per_gpu)\noptimizer = SGD(model, lr=args.lr)"
-    )
-    report = read(tmp_path, script(MADE, body))
-    meanings = {item.flags[0]: item.meaning for item in report.options}
-    assert meanings == {"--bs": "total_batch_size", "--base_lr": "lr", "--lr": None, "--batch_size_per_gpu": None}
+    declared = MADE.replace('lr", type=int', 'lr", type=float').replace("per_gpu", "batch_size_per_gpu")
+    report = read(tmp_path, script(declared, MAKES.replace("per_gpu", "batch_size_per_gpu")))
+    meanings = {item.flags[0]: item.meaning for item in report.options if item.meaning}
+    assert meanings == {"--batch-size": "total_batch_size", "--base_lr": "lr"}
     rule = option(report, "--base_lr").rule
-    assert rule is not None
-    assert rule.constant == pytest.approx(1 / 256)
-    assert rule.powers == (("bs", 1.0),)
-    kept = read(tmp_path, script(MADE, "if args.lr is None:\n    args.lr = args.base_lr * 2"))
+    assert rule is not None and (rule.constant, rule.powers) == (pytest.approx(1 / 256), (("batch_size", 1.0),))
+    kept = read(tmp_path, script(declared, "if args.lr is None:\n    args.lr = args.base_lr * 2"))
     assert {item.flags[0] for item in kept.options if item.meaning} >= {"--lr", "--batch_size_per_gpu"}
 
 
@@ -446,10 +425,6 @@ def test_a_batch_size_that_only_a_rate_is_scaled_from_is_none(tmp_path: Path) ->
     assert [item.meaning for item in report.options] == ["total_batch_size", None]
 
 
-TWO = 'p.add_argument("--batch-size", type=int)\np.add_argument("--lr", type=float)'
-HEAD = (
-    f"import argparse\nimport torch.distributed as dist\np = argparse.ArgumentParser()\n{TWO}\nargs = p.parse_args()\n"
-)
 SHARED = "args.batch_size = args.batch_size // dist.get_world_size()\n"
 MAKE = "def make(args):\n    return SGD(m, lr=args.lr * args.batch_size * dist.get_world_size() / 256)\n"
 
@@ -457,7 +432,7 @@ MAKE = "def make(args):\n    return SGD(m, lr=args.lr * args.batch_size * dist.g
 @pytest.mark.parametrize("body", [f"{MAKE}{SHARED}make(args)\n", f"{MAKE}if x:\n    {SHARED}make(args)\n"])
 def test_a_rate_of_a_batch_that_the_script_divides_is_not_computed(tmp_path: Path, body: str) -> None:
     """SlotCon divides its batch by the world size first, and multiplies it again where it scales the rate."""
-    report = read(tmp_path, HEAD + body)
+    report = read(tmp_path, script(f"{BATCH}\n{RATE}", body))
     assert option(report, "--batch-size").meaning == "total_batch_size"
     rule = option(report, "--lr").rule
     assert rule is not None and UNREAD in dict(rule.powers)
@@ -506,7 +481,6 @@ def test_an_accumulation_is_in_doubt_where_a_trainer_has_a_step_of_its_own(
 
 WARMUP = 'p.add_argument("--warmup-steps", type=int, default=0)'
 SIZED = "def size(text):\n    return int(text) * 2\n" + BATCH.replace("=int", "=size")
-ACCUM = 'p.add_argument("--accum", type=int, default=1)'
 ACCELERATOR = "a = Accelerator(gradient_accumulation_steps=args.accum)\n"
 UNCOUNTED = "`--warmup-steps` was followed to"
 KNOWN_SCHEDULE = "sched = get_scheduler('linear', opt, args.warmup_steps)\n"

@@ -204,10 +204,16 @@ def test_variables_that_are_read(tmp_path: Path) -> None:
     assert report.reads_env == ("RANK", "MASTER_PORT", "WORLD_SIZE")
 
 
-def test_syntax_error_has_file_and_line(tmp_path: Path) -> None:
-    report = read(tmp_path, "import os\n\ndef f(:\n    pass\n")
-    assert report.syntax_error == "train.py:3: invalid syntax"
-    assert not report.complete
+@pytest.mark.parametrize(
+    ("data", "name", "error"),
+    [
+        (b"import os\n\ndef f(:\n    pass\n", "train.py", "train.py:3: invalid syntax"),
+        (b"#!/usr/bin/env python3\nPK\x03\x04\0\0", "app.pyz", None),
+    ],
+)
+def test_syntax_error_has_file_and_line(tmp_path: Path, data: bytes, name: str, error: str | None) -> None:
+    report = read_script(write(tmp_path, data, name), tmp_path)
+    assert (report.syntax_error, report.complete) == (error, False)
 
 
 ALL = ("batch_size", "global_batch_size", "accum", "lr", "warmup_steps")
@@ -258,12 +264,6 @@ def test_what_is_no_regular_file_is_incomplete(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "absent.py", loop, tmp_path / "pipe.py", Path("/dev/zero"), tmp_path / "a\0b"):
         assert not read_script(path, tmp_path).complete
     assert not read(tmp_path, "import loop\n").complete
-
-
-def test_a_zip_application_is_not_called_broken(tmp_path: Path) -> None:
-    report = read_script(write(tmp_path, b"#!/usr/bin/env python3\nPK\x03\x04\0\0", "app.pyz"), tmp_path)
-    assert report.syntax_error is None
-    assert not report.complete
 
 
 TOKENS = r"""
@@ -334,27 +334,24 @@ READS = "def rank():\n    return int(os.environ['RANK'])\nprint(rank())\n"
         ),
         ("from detectron2.engine import launch\nlaunch(main, args.num_gpus, args=(args,))\n", 5),
         ("from detectron2.engine import launch as start\nstart(main, args.num_gpus, args=(args,))\n", 5),
+        (
+            PARSE + WORKER + LAUNCH + "launch(train, args.n_gpu)\nworker(int(os.environ['RANK']), 4)\n",
+            None,
+        ),
+        (
+            PARSE
+            + WORKER
+            + "if os.environ.get('RANK') is None:\n    mp.spawn(worker, nprocs=4)\nelse:\n    worker(0, 4)\n",
+            None,
+        ),
+        (WORKER + "for number in range(args.workers):\n    mp.Process(target=load).start()\nworker(0, 1)\n", None),
+        ("from local import launch\nlaunch(main, args.num_gpus)\ndist.init_process_group('nccl')\n", None),
     ],
 )
-def test_a_process_group_between_own_processes_alone_is_recorded(tmp_path: Path, body: str, line: int) -> None:
-    report = read(tmp_path, SET_UP + body)
-    assert (str(report.spawns), report.spawns_alone, report.switched_off) == (f"train.py:{line}", True, None)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        PARSE + WORKER + LAUNCH + "launch(train, args.n_gpu)\nworker(int(os.environ['RANK']), 4)\n",
-        PARSE
-        + WORKER
-        + "if os.environ.get('RANK') is None:\n    mp.spawn(worker, nprocs=4)\nelse:\n    worker(0, 4)\n",
-        WORKER + "for number in range(args.workers):\n    mp.Process(target=load).start()\nworker(0, 1)\n",
-        "from local import launch\nlaunch(main, args.num_gpus)\ndist.init_process_group('nccl')\n",
-    ],
-)
-def test_a_process_group_outside_of_own_processes_is_none_of_them(tmp_path: Path, body: str) -> None:
+def test_a_process_group_between_own_processes_alone_is_recorded(tmp_path: Path, body: str, line: int | None) -> None:
     report = read(tmp_path, SET_UP + body, local="def launch(main, number):\n    main()\n")
-    assert (report.spawns, report.spawns_alone, report.switched_off) == (None, False, None)
+    alone = (report.spawns and report.spawns.line, report.spawns_alone, report.switched_off)
+    assert alone == (line, line is not None, None)
 
 
 SWITCH = "p.add_argument('--distributed', action='store_true')\nargs = p.parse_args()\n"
@@ -370,6 +367,8 @@ URL = (
     "args = p.parse_args()\nif args.dist_url == 'env://' and args.world_size == -1:\n"
     "    args.world_size = int(os.environ['WORLD_SIZE'])\nargs.distributed = args.world_size > 1\n"
 )
+ON = "p.set_defaults(distributed=True)\nargs ="
+DEEPSPEED = "import deepspeed\nif args.local_rank != -1:\n    deepspeed.init_distributed()\n"
 GUARDED = "def main():\n    if args.distributed:\n        dist.init_process_group('nccl')\nmain()\n"
 
 
@@ -393,22 +392,14 @@ LAUNCHER = (
         (OFF + GUARDED, ["--single"], ("--single",)),
         (BOTH + GUARDED, [], ("--ddp", "--no-ddp")),
         (BOTH + GUARDED, ["--ddp"], ()),
-        (BOTH.replace("args =", "p.set_defaults(distributed=True)\nargs =") + GUARDED, [], ()),
-        (
-            BOTH.replace("args =", "p.set_defaults(distributed=True)\nargs =") + GUARDED,
-            ["--no-ddp"],
-            ("--ddp", "--no-ddp"),
-        ),
+        (BOTH.replace("args =", ON) + GUARDED, [], ()),
+        (BOTH.replace("args =", ON) + GUARDED, ["--no-ddp"], ("--ddp", "--no-ddp")),
         (URL + GUARDED, [], ("--dist-url", "--world-size")),
         (URL + GUARDED, ["--dist-url", "env://"], ()),
         (SWITCH + "if 'RANK' in os.environ:\n    dist.init_process_group('nccl')\n", [], ()),
         (SWITCH + GUARDED + "import accelerate\n", [], ("--distributed",)),
         (SWITCH + GUARDED + "import accelerate\naccelerate.Accelerator()\n", [], ()),
-        (
-            RANK + "import deepspeed\nif args.local_rank != -1:\n    deepspeed.init_distributed()\n",
-            [],
-            ("--local_rank",),
-        ),
+        (RANK + DEEPSPEED, [], ("--local_rank",)),
         (SWITCH + GUARDED.replace("'nccl'", "'nccl', world_size=1, rank=0"), [], ()),
         (LAUNCHER, [], ("--launcher",)),
     ],
