@@ -482,6 +482,10 @@ def test_an_accumulation_is_in_doubt_where_a_trainer_has_a_step_of_its_own(
 WARMUP = 'p.add_argument("--warmup-steps", type=int, default=0)'
 SIZED = "def size(text):\n    return int(text) * 2\n" + BATCH.replace("=int", "=size")
 ACCELERATOR = "a = Accelerator(gradient_accumulation_steps=args.accum)\n"
+CHANGED, OVERWRITTEN = "train.py:8 may change the value", "train.py:8 may overwrite `--batch-size`"
+UNLOADED = "`--batch-size` was followed to train.py:5, not to a DataLoader"
+UNUSED = "`--lr` was followed to train.py:%s, not to an optimizer"
+UNSTEPPED = "`--accum` was followed to train.py:%s, not to what steps"
 UNCOUNTED = "`--warmup-steps` was followed to"
 KNOWN_SCHEDULE = "sched = get_scheduler('linear', opt, args.warmup_steps)\n"
 OWN_SCHEDULER = (
@@ -506,10 +510,10 @@ ACCELERATED = "import accelerate\nsched = get_scheduler('linear', num_warmup_ste
         (BATCH, "train = TrainingArguments(per_device_train_batch_size=args.batch_size)", ""),
         (BATCH, "args.batch_size //= dist.get_world_size()\n" + LOADED, ""),
         (BATCH, "n = dist.get_world_size() if dist.is_initialized() else 1\nargs.batch_size //= n\n" + LOADED, ""),
-        (BATCH, "print(args.batch_size)", "`--batch-size` was followed to train.py:5, not to a DataLoader"),
-        (BATCH, "if 1 > 2:\n    " + LOADED, "`--batch-size` was followed to train.py:5, not to a DataLoader"),
-        (BATCH, LOADED.replace("size)", "size // 8)"), "train.py:8 may change the value"),
-        (BATCH, LOADED.replace("size)", "size // ranks())"), "train.py:8 may change the value"),
+        (BATCH, "print(args.batch_size)", UNLOADED),
+        (BATCH, "if 1 > 2:\n    " + LOADED, UNLOADED),
+        (BATCH, LOADED.replace("size)", "size // 8)"), CHANGED),
+        (BATCH, LOADED.replace("size)", "size // ranks())"), CHANGED),
         (BATCH.replace("type=int, ", ""), LOADED, "`--batch-size` has no type, its value stays text (train.py:5)"),
         (BATCH.replace("=int", "=lambda text: int(text)"), LOADED, ""),
         (
@@ -518,15 +522,15 @@ ACCELERATED = "import accelerate\nsched = get_scheduler('linear', num_warmup_ste
             "`--batch-size` may count in the unit of `batch_type`",
         ),
         (SIZED, LOADED, "`size` converts the value of `--batch-size` (train.py:7)"),
-        (BATCH, "vars(args).update(load())\n" + LOADED, "train.py:8 may overwrite `--batch-size`"),
-        (BATCH, "args.__dict__.update(load())\n" + LOADED, "train.py:8 may overwrite `--batch-size`"),
+        (BATCH, "vars(args).update(load())\n" + LOADED, OVERWRITTEN),
+        (BATCH, "args.__dict__.update(load())\n" + LOADED, OVERWRITTEN),
         (BATCH, "for k, v in load():\n    setattr(args, k, v)\n" + LOADED, "train.py:9 may overwrite `--batch-size`"),
         (
             BATCH,
             "cfg = {}\nfor k in load():\n    cfg[k] = 1\nDataLoader(x, batch_size=cfg['batch_size'])",
             "train.py:10 may overwrite",
         ),
-        (BATCH, "args = library.update_namespace(args)\n" + LOADED, "train.py:8 may overwrite `--batch-size`"),
+        (BATCH, "args = library.update_namespace(args)\n" + LOADED, OVERWRITTEN),
         (BATCH, "args = copy.copy(args)\n" + LOADED, ""),
         (BATCH, "for k in load():\n    if args.x is None:\n        setattr(args, k, 1)\n" + LOADED, ""),
         (BATCH, "wandb.config.update(vars(args))\n" + LOADED, ""),
@@ -537,23 +541,19 @@ ACCELERATED = "import accelerate\nsched = get_scheduler('linear', num_warmup_ste
         (WARMUP, "sched = WarmupCosine(opt, args.warmup_steps)", f"{UNCOUNTED} train.py:8"),
         (WARMUP, "sched = LambdaLR(opt, lambda n: n / args.warmup_steps)", f"{UNCOUNTED} train.py:5"),
         (WARMUP, "if step < args.warmup_steps:\n    rate = 1", f"{UNCOUNTED} train.py:5"),
-        (WARMUP, "sched = get_scheduler(name(), opt, args.warmup_steps)", "train.py:8 may change the value"),
+        (WARMUP, "sched = get_scheduler(name(), opt, args.warmup_steps)", CHANGED),
         (WARMUP, OWN_SCHEDULER, "train.py:10 may change the value"),
         (
             WARMUP,
             "sched = get_scheduler('constant', opt, args.warmup_steps)",
             "train.py:8 makes the schedule `constant`",
         ),
-        (
-            WARMUP,
-            "sched = get_scheduler('linear', opt, args.warmup_steps * 2)",
-            "train.py:8 may change the value",
-        ),
+        (WARMUP, "sched = get_scheduler('linear', opt, args.warmup_steps * 2)", CHANGED),
         (WARMUP, KNOWN_SCHEDULE + "for x in y:\n    loss.backward()\n    opt.step()\n    sched.step()", ""),
         (
             WARMUP,
             KNOWN_SCHEDULE + "for x in y:\n    loss.backward()\n    if i % 2:\n        opt.step()\n    sched.step()",
-            "train.py:8 may change the value",
+            CHANGED,
         ),
         (WARMUP, ACCELERATED % "", "train.py:9 may change the value"),
         (WARMUP, ACCELERATED % " * accelerator.num_processes", ""),
@@ -566,20 +566,16 @@ ACCELERATED = "import accelerate\nsched = get_scheduler('linear', num_warmup_ste
         (RATE, "opt = make(model, lr=args.lr)", ""),
         (RATE, "rate = args.lr * warm(step)\nfor group in opt.param_groups:\n    group['lr'] = rate", ""),
         (RATE, "train = TrainingArguments(learning_rate=args.lr)", ""),
-        (RATE, "opt = SGD(model.parameters(), args.lr / 10)", "train.py:8 may change the value"),
-        (RATE, "wandb.init(config={'lr': args.lr})", "`--lr` was followed to train.py:8, not to an optimizer"),
-        (RATE, "make(args)", "`--lr` was followed to train.py:5, not to an optimizer"),
-        (
-            RATE,
-            "opt = DummyOptim(model.parameters(), lr=args.lr)",
-            "`--lr` was followed to train.py:8, not to an optimizer",
-        ),
+        (RATE, "opt = SGD(model.parameters(), args.lr / 10)", CHANGED),
+        (RATE, "wandb.init(config={'lr': args.lr})", UNUSED % 8),
+        (RATE, "make(args)", UNUSED % 5),
+        (RATE, "opt = DummyOptim(model.parameters(), lr=args.lr)", UNUSED % 8),
         (ACCUM, f"{ACCELERATOR}with a.accumulate(model):\n    a.backward(loss)", ""),
-        (ACCUM, f"{ACCELERATOR}a.backward(loss)", "`--accum` was followed to train.py:8, not to what steps"),
+        (ACCUM, f"{ACCELERATOR}a.backward(loss)", UNSTEPPED % 8),
         (
             ACCUM,
             "steps = len(data) // args.accum\nepochs = 9 // steps\nfor e in range(epochs):\n    loss.backward()",
-            "`--accum` was followed to train.py:9, not to what steps",
+            UNSTEPPED % 9,
         ),
         (ACCUM, "c = {'gradient_accumulation_steps': args.accum}\ndeepspeed.initialize(config=c)", ""),
         (ACCUM, "if (i + 1) % args.accum == 0:\n    opt.step()", ""),
@@ -591,11 +587,7 @@ ACCELERATED = "import accelerate\nsched = get_scheduler('linear', num_warmup_ste
             "for part in range(args.accum):\n    loss = f(batch[part::args.accum])\n    loss.backward()",
             "`--accum` was followed to",
         ),
-        (
-            ACCUM,
-            "steps = len(data) // args.accum\nopt.step()",
-            "`--accum` was followed to train.py:5, not to what steps",
-        ),
+        (ACCUM, "steps = len(data) // args.accum\nopt.step()", UNSTEPPED % 5),
         (ACCUM, "assert args.accum == 1\nA(gradient_accumulation_steps=args.accum)", "train.py:8 may refuse `--accum`"),
     ],
 )

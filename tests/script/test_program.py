@@ -334,10 +334,7 @@ READS = "def rank():\n    return int(os.environ['RANK'])\nprint(rank())\n"
         ),
         ("from detectron2.engine import launch\nlaunch(main, args.num_gpus, args=(args,))\n", 5),
         ("from detectron2.engine import launch as start\nstart(main, args.num_gpus, args=(args,))\n", 5),
-        (
-            PARSE + WORKER + LAUNCH + "launch(train, args.n_gpu)\nworker(int(os.environ['RANK']), 4)\n",
-            None,
-        ),
+        (PARSE + WORKER + LAUNCH + "launch(train, args.n_gpu)\nworker(int(os.environ['RANK']), 4)\n", None),
         (
             PARSE
             + WORKER
@@ -461,10 +458,7 @@ DEVICE = (
         ("args = p.parse_args()\ntorch.cuda.set_device(args.local_rank)\n", 5),
         ("args = p.parse_args()\ndevice = torch.device('cuda', args.local_rank)\n", 5),
         ("args = p.parse_args()\nd = torch.device(f'cuda:{args.local_rank}')\n", 5),
-        (
-            "args = p.parse_args()\nc = Config()\nc.HERE = args.local_rank\ntorch.cuda.set_device(c.HERE)",
-            7,
-        ),
+        ("args = p.parse_args()\nc = Config()\nc.HERE = args.local_rank\ntorch.cuda.set_device(c.HERE)", 7),
         ("def run(gpu):\n    DDP(model, device_ids=[gpu])\nrun(p.parse_args().local_rank)\n", 5),
         ("args = p.parse_args()\nprint(args.local_rank)\n", None),
         ("args = p.parse_args()\nengine, *_ = deepspeed.initialize(args)\nx.to(engine.local_rank)\n", None),
