@@ -331,27 +331,14 @@ batch-not-taken: The script does not take its batch size from outside, or trains
 """
 
 _PROVED = """
-gradients-summed: The gradients of a step are the sum over ranks, not the mean
-    `prove` compares the gradients that the optimizer takes with the ranks' own. Remedy: if the script itself calls
-    `all_reduce`, divide by the world size after it.
 gradients-divided-twice: The gradients of a step are divided by the world size twice
     DistributedDataParallel already divides, and the script divides the loss or the gradients again. Remedy: remove the
     script's division.
-gradients-not-divided: The gradients of accumulated backward passes are summed, not averaged
-    `prove` compares the loss with the value on which `backward` is called. Remedy: divide the loss by the number of
-    backward passes before a step.
 gradients-not-cleared: A step uses the gradients of earlier steps again
     Backward passes add to `.grad`, which keeps its value until it is cleared. Remedy: `optimizer.zero_grad()` after
     each step.
 gradients-cleared-early: Gradients are cleared between a backward pass and the step
     The gradients of that pass are lost. Remedy: `optimizer.zero_grad()` after the step only.
-gradients-left-over: An optimizer takes gradients of a loss that belongs to another optimizer
-    A backward pass fills `.grad` of all parameters that it reaches: the generator's loss of a GAN reaches the
-    discriminator too. Reported if the other optimizer has made its step in between, and the two losses are different
-    lines. Remedy: clear an optimizer's gradients immediately before the backward pass of its own loss.
-parameters-not-trained: Parameters of the model are in no optimizer, which has parameters of no model instead
-    An optimizer keeps the parameters that it got when it was made. A head that replaces another one later gets
-    gradients, and is never updated. Remedy: make the optimizer after the model is complete.
 clipped-before-average: Each rank clips its own gradients before they are averaged
     Ranks with large gradients then count less. Remedy: average first, then clip.
 random-numbers-alike: Datasets draw the same random numbers on all ranks
@@ -362,10 +349,13 @@ schedule-too-fast: A schedule makes as many steps per optimizer step as there ar
     Its length counts optimizer steps, so it ends after a fraction of the training; accelerate makes N steps of a
     prepared schedule at each step. Remedy: one `scheduler.step()` per step, or with accelerate the length of the
     DataLoader before `prepare`.
-models-differ: A model that computes without gradients is not the same on all ranks
-    Only rank 0 updates a moving average of the weights, or each rank keeps the statistics of BatchNorm of its own
-    batches. Remedy: update it on all ranks alike; for BatchNorm `SyncBatchNorm.convert_sync_batchnorm(model)`, or leave
-    `broadcast_buffers` on.
+models-differ: What a model computes with, beside the parameters of optimizers, is not the same on all ranks
+    Only rank 0 updates a moving average of the weights, or each rank keeps a codebook or the statistics of BatchNorm of
+    its own batches. Remedy: update it on all ranks alike; for BatchNorm `SyncBatchNorm.convert_sync_batchnorm(model)`,
+    or leave `broadcast_buffers` on.
+data-overlaps: Some samples go to several ranks, or a rank trains on a part of its own samples only
+    Samples that several ranks have count more than others. Remedy: a DistributedSampler, unless each rank has a dataset
+    of its own.
 evaluation-not-reduced: Each rank evaluates a part of the samples, and nothing combines the results
     The metric that a rank prints covers its own samples only. Remedy: `dist.all_reduce` on sums and counts.
 file-of-all-ranks: Several ranks write the same file

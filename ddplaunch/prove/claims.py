@@ -20,7 +20,6 @@ Vector = Sequence[float]
 
 #: Relative tolerance: rounding to bfloat16, and compression while gradients are sent, stay below it.
 ROUNDED = 1e-2
-_SWEEPS = 1000
 _TEXTS = json.loads(Path(__file__).with_name("findings.json").read_text())
 
 
@@ -98,7 +97,7 @@ def combined(target: Vector, parts: Sequence[Vector]) -> tuple[list[float], floa
     """Return the factors by which ``parts`` add up to ``target``, and the relative size of what is left ."""
     products = [[dot(one, other) for other in parts] for one in parts]
     goals, factors = [dot(one, target) for one in parts], [0.0] * len(parts)
-    for _ in range(_SWEEPS if len(parts) > 1 else 1):
+    for _ in range(1000 if len(parts) > 1 else 1):  # Gauss-Seidel
         for n, row in enumerate(products):
             factors[n] += (goals[n] - dot(row, factors)) / (row[n] or math.inf)
     rest = [value - dot(factors, values) for value, values in zip(target, zip(*parts, strict=True), strict=True)]

@@ -36,7 +36,6 @@ Hook = Callable[..., Any]
 
 _EVALUATED = 4  # batches after which a pass without training is ended
 _MOST_BATCHES = 20_000
-_PATIENCE_S = 20.0
 _COMBINING = ("all_reduce", "all_gather", "gather", "reduce")  # how names of collectives begin that combine results
 
 
@@ -197,7 +196,7 @@ class Recorder:
             self._over(one, whole=False)
         self.write("end")
         Path(self._file.name).with_suffix(".over").touch()
-        end_s = time.monotonic() + _PATIENCE_S
+        end_s = time.monotonic() + 20
         while len(list(self._folder.glob("*.over"))) < self._world and time.monotonic() < end_s:
             time.sleep(0.02)
         sys.stdout.flush()
