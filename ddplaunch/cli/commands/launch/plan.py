@@ -40,9 +40,10 @@ def plan(typed: TypedLaunch, json: bool | None, compare: str | None, **hosts: An
             return run_on_hosts.run_on_hosts(typed, asked_hosts, dry_run=True, json=bool(json), plan_only=True)
     target = None if typed.script is None else parse_target(typed.script)
     if compare is not None:
-        sizes = [Resolved(size, Source("flag", "--compare")) for size in compare.split(",")]
-        each_typed = (replace(typed, said={**typed.said, "nproc": size}) for size in sizes)
-        launches = [prepare(with_configuration(one), target).launch for one in each_typed]
+        source, launches = Source("flag", "--compare"), []
+        for size in compare.split(","):
+            one = replace(typed, said={**typed.said, "nproc": Resolved(size, source)})
+            launches.append(prepare(with_configuration(one), target).launch)
         answer(compare_text(launches, Terminal.of(sys.stdout)))
         return ExitStatus.DONE
     prepared = prepare(with_configuration(typed), target)
