@@ -268,7 +268,13 @@ def parse_options(said: Said) -> Options:
         if item is not None:
             values[name] = tuple(map(flag.parsed, item)) if flag.kind == "many" else flag.parsed(item)
     _separate_nodes(values, said)
-    _refuse_lonely(said)
+    if "on_hang" in said and "hang_timeout" not in said:
+        raise usage(
+            "`--on-hang` without `--hang-timeout`",
+            why="it says what happens when no rank moves, and that is not watched",
+            fix=f"`--hang-timeout 10m --on-hang {said['on_hang'].value}`",
+            where=str(said["on_hang"].source),
+        )
     return Options(**values)
 
 
@@ -287,15 +293,4 @@ def _separate_nodes(values: dict[str, Any], said: Said) -> None:
             f"`{said['nproc'].value}` says {nodes} nodes, `--nnodes` says {nnodes.value.most}",
             why="both set the number of nodes",
             fix=f"`ddplaunch run {nodes}x{processes} …` without `--nnodes`",
-        )
-
-
-def _refuse_lonely(said: Said) -> None:
-    """Raise UsageError for ``--on-hang`` without ``--hang-timeout``."""
-    if "on_hang" in said and "hang_timeout" not in said:
-        raise usage(
-            "`--on-hang` without `--hang-timeout`",
-            why="it says what happens when no rank moves, and that is not watched",
-            fix=f"`--hang-timeout 10m --on-hang {said['on_hang'].value}`",
-            where=str(said["on_hang"].source),
         )

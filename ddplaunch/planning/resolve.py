@@ -76,7 +76,9 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
     extra = extra_arguments(options.torchrun_arg, flags)
     capture.refuse_absent(options.show, topology.world_size)
     grace, grace_notes = capture.shutdown_timeout(options.grace_s, flags, extra)
-    directory, node = _below(situation.cwd, situation.record), value_of(topology.node_rank, 0)
+    # relative to the working directory: shorter, and still right in a pasted command
+    directory = situation.record.removeprefix(f"{situation.cwd}/") if situation.cwd else situation.record
+    node = value_of(topology.node_rank, 0)
     uncaptured = capture.why_not(options.capture, flags, situation.plugin, extra)
     start = StartDecision(False)
     if uncaptured is None:
@@ -169,11 +171,6 @@ def decide_start(
     else:
         return StartDecision(True, preload, ("start warm",))
     return StartDecision(False, (), (f"cold start: {reason}",))
-
-
-def _below(directory: str, path: str) -> str:
-    """Return ``path`` relative to ``directory`` if it is inside: shorter, and still right in a pasted command."""
-    return path.removeprefix(f"{directory}/") if directory else path
 
 
 def resolve_device(
