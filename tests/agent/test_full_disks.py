@@ -6,7 +6,7 @@ import errno
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -153,7 +153,9 @@ SIZES = [("1M", 1 << 20), ("1.5g", 3 << 29), ("2GiB", 2 << 30), ("300 MB", 300 <
 @pytest.mark.parametrize(("text", "size"), [*SIZES, *((text, None) for text in NO_SIZES)])
 def test_sizes(text: str, size: int | None) -> None:
     said = {"log_max_size": Resolved(text, Source("flag", "--log-max-size"))}
-    with nullcontext() if size is not None else pytest.raises(UsageError, match="--log-max-size"):
+    refused = pytest.raises(UsageError, match="--log-max-size")
+    judged: AbstractContextManager[object] = nullcontext() if size is not None else refused
+    with judged:
         settings = plugin_settings(parse_options(said), Settings("r", "d"))
         assert Settings.from_json(settings.to_json()) == settings and settings.log_max_bytes == size
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ def launch(fault: Fault, folder: Path) -> tuple[int | None, str]:
     (folder / "train.py").write_text((INIT if fault.init else "") + fault.body)
     words = [str(fault.nproc), "--device", "cpu", "--no-checks", *fault.options]
     command = [*fault.wrap, *ddplaunch("run", *words, "--", "train.py", *fault.args)]
-    held = socket.create_server(("0.0.0.0", fault.holds_port)) if fault.holds_port else nullcontext()
+    port = fault.holds_port
+    held: AbstractContextManager[object] = socket.create_server(("0.0.0.0", port)) if port else nullcontext()
     with held:
         return run_to_end(command, folder, clean_environment(**fault.environment), DEADLINE_S)
 

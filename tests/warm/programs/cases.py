@@ -281,7 +281,8 @@ def trained() -> list[float]:
 
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
-    step, losses = torch.optim.AdamW(model.parameters(), lr=0.1), []
+    step = torch.optim.AdamW(model.parameters(), lr=0.1)
+    losses: list[float] = []
     for _ in range(5):
         loss = (model(torch.rand(32, 16)) - 1).square().mean()
         step.zero_grad()
