@@ -218,7 +218,7 @@ from torch.utils.data import DataLoader, Dataset
 class Samples(Dataset):
     def __len__(self): return 200
     def __getitem__(self, index):
-        time.sleep(0.004 if dist.get_rank() == 1 else 0.001)
+        time.sleep(0.02 if dist.get_rank() == 1 else 0.001)
         return torch.full((8,), float(index))
 assert not [name for name in os.environ if name.startswith("DDPLAUNCH_PH")]
 dist.init_process_group("gloo")
