@@ -43,19 +43,6 @@ def test_an_import_that_the_program_does_without() -> None:
     assert diagnosed(MISSING + CUDNN + failed(-6, 0, 31)).code == "module-not-found"
 
 
-def test_what_aborts_after_the_last_word_was_through() -> None:
-    aborts = "terminate called without an active exception\n" + failed(-6, 0, 31)
-    assert diagnosed(STEPS + "[0] training finished\n" + aborts).code == "aborted-at-exit"
-    assert diagnosed(STEPS + aborts).code == "aborted"
-
-
-def test_an_exception_that_the_program_only_tells_of_is_not_what_ended_it() -> None:
-    caught = "clip: OutOfMemoryError at batch size 256: CUDA out of memory. Tried to allocate 514.00 MiB.\n"
-    own = raised(None, "ZeroDivisionError: division by zero")
-    assert diagnosed(caught + own + failed(1, 0, 31)).what.startswith("ZeroDivisionError")
-    assert diagnosed(caught + failed(1, 0, 31)).code == "cuda-out-of-memory"
-
-
 @pytest.mark.parametrize(
     ("step", "end"),
     [
@@ -69,13 +56,6 @@ def test_steps_and_ends_in_other_words(step: str, end: str) -> None:
     steps = [step.format(number) + "\n" for number in range(4)]
     text = "".join(steps[:2]) + raised(None, "EOFError: pipe").replace("in main", "in read") + "".join(steps[2:])
     assert explained(f"{text}{end}\n").diagnosis is None
-
-
-def test_a_watcher_that_ends_what_stalls() -> None:
-    watched = "logwatch: no output since 01:12:21Z (2409 s), job considered stalled\n"
-    ended = "[INFO] [launch.py:333:sigkill_handler] Main process received SIGTERM, exiting\n"
-    assert diagnosed(STEPS + watched + ended).code == "hang"
-    assert diagnosed(STEPS + ended).code == "terminated"
 
 
 @pytest.mark.parametrize(
@@ -94,26 +74,11 @@ def test_an_exception_that_a_thread_logged_is_why_the_others_wait(logged: str) -
     assert diagnosed(f"{STEPS}{logged}\n{own}{failed(1, 1, 31)}").rank == 1
 
 
-def test_sizes_that_differ_where_one_rank_names_its_group() -> None:
-    late = LATE.format(1, 1) + LATE.format(0, 0).replace("NumelIn=6,", "NumelIn=7,")
-    group = "[rank0]:[E ProcessGroupNCCL.cpp:1537] [PG 0 Rank 0] Timeout at NCCL work: 9363, last enqueued: 9363\n"
-    assert diagnosed(late + group).code == "collective-mismatch"
-
-
 def test_ranks_in_brackets_behind_times_and_columns() -> None:
     banner = "".join(f"node-{host}| W0411 08:00:01.118000 701 run.py:792] OMP_NUM_THREADS is 1\n" for host in "ab")
     own = "".join(f"node-b| [9] {line}\n" for line in raised(None, "KeyError: 'x'").splitlines())
     found = diagnosed(banner + "".join(f"node-a| [0] step {at} loss 0.4\n" for at in range(1, 5)) + own)
     assert (found.code, found.rank, found.host) == ("script-exception", 9, "node-b")
-
-
-def test_records_that_a_supervisor_writes() -> None:
-    step = '{{"svc":"trn","rank":0,"msg":"step","n":{},"loss":2.6}}\n'
-    crash = '{"svc":"trn","rank":2,"msg":"crash","exc":"RuntimeError: CUDA error: unspecified launch failure"}\n'
-    again = '{"svc":"sup","text":"job attempt 1 FAILED"}\n{"svc":"trn","rank":0,"msg":"resumed"}\n'
-    ends = '{"svc":"trn","rank":0,"msg":"finished"}\n{"svc":"sup","msg":"job complete"}\n'
-    assert explained(step.format(1) + crash + again + step.format(2) + step.format(3) + ends).diagnosis is None
-    assert diagnosed(step.format(1) + crash + '{"svc":"sup","text":"job attempt 1 FAILED"}\n').code == "gpu-fault"
 
 
 @pytest.mark.parametrize(

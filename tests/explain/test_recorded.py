@@ -412,14 +412,6 @@ def test_what_other_ranks_said_is_named_a_consequence_only_where_they_said_somet
     assert others.why == "rank 1 ended by an uncaught exception; errors on other ranks are consequences"
 
 
-def test_a_line_that_announces_the_next_one_is_quoted_with_it() -> None:
-    panic = (
-        "thread '<unnamed>' panicked at src/bpe.rs:12:9:\nassertion failed: vocab\nnote: run with `RUST_BACKTRACE=1`\n"
-    )
-    left = recorded(("", told(0)), (panic, ended(1, 101)))
-    assert "panicked at src/bpe.rs:12:9: assertion failed: vocab" in left.what
-
-
 @pytest.mark.parametrize(
     ("text", "code"),
     [
