@@ -2,7 +2,8 @@
 
 Rules are tuned on one half of the labelled logs (crc32 of the id even). Nobody reads the other half: its score is the
 one that counts. Both scores are printed and written to benchmarks/results/explain.json and explain.md. ``--failures``
-lists the wrong answers of the half that rules are tuned on.
+lists the wrong answers of the half that rules are tuned on. On 30 November 2026 the codes and fates of the other half's
+wrong answers were looked at, and which lines of one healthy log repeat its first; never a text.
 
 ``--cases FILE`` writes the labelled logs of benchmarks/fault_sets as JSON lines, for any tool to read. ``--score FILE``
 counts how many answers of a tool are right: JSON lines of ``id``, ``code`` and, if it names one, ``rank``. A tool with
