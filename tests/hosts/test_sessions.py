@@ -159,7 +159,12 @@ def ask(links: Links, *names: str, deadline_s: float = 60, **more: Any) -> Any:
 def test_hosts_answer_with_their_facts_and_meet(links: Links, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print()\n")
     sources = (("train.py", "digest here"), ("lacking.py", None))
-    asked = {"cwd": str(tmp_path), "script": "train.py", "sources": sources, "env": {"NCCL_DEBUG": "INFO"}}
+    asked: dict[str, Any] = {
+        "cwd": str(tmp_path),
+        "script": "train.py",
+        "sources": sources,
+        "env": {"NCCL_DEBUG": "INFO"},
+    }
     gathered = ask(links, "host-a", "host-b", **asked)
     assert gathered.missing == ()
     assert [report.name for report in gathered.reports] == ["host-a", "host-b"]
