@@ -103,21 +103,7 @@ def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
     return copied
 
 
-OTHERS: tuple[Any, ...] = (
-    None,
-    True,
-    -1,
-    1.5,
-    1e300,
-    10**30,
-    "",
-    "x",
-    "\x1b[31m\u202e\x9b",
-    [],
-    [["a"]],
-    {},
-    {"a": [1]},
-)
+OTHERS: list[Any] = [None, True, -1, 1.5, 1e300, 10**30, "", "\x1b[31m\u202e\x9b", [], [["a"]], {}, {"a": [1]}]
 COMMANDS = (
     *(["ps"], ["ps", "--json"], ["logs", "a"], ["explain", "a"], ["clean", "--dry-run"], ["top", "a", "--count", "1"]),
     *[["report", "a", "--output", "r.html", "--force"]] * 3,
