@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.checks.connectivity import CHECKS
-from ddplaunch.machine.facts import HostFacts, InfinibandPort, Interface, NetworkFacts, PortFact, Route
+from ddplaunch.machine.facts import HostFacts, InfinibandPort, Interface, PortFact, Route
 from ddplaunch.machine.network import probe_port
 from ddplaunch.planning.launch import Launch, Variable
 from ddplaunch.planning.options import Options
@@ -43,7 +43,7 @@ BY_TASK = replace(BY_TASK, topology=replace(BY_TASK.topology, node_rank=Resolved
 BY_OPTION = healthy_launch(options=Options(socket_ifname=Resolved("ib0", Source("flag", "--socket-ifname"))))
 
 
-def naming(value: str, library: str = "NCCL") -> dict[str, dict[str, str]]:
+def naming(value: str, library: str = "NCCL") -> dict[str, Any]:
     return {"environment": {f"{library}_SOCKET_IFNAME": value}}
 
 
@@ -51,11 +51,11 @@ def ports(*infiniband: InfinibandPort, **environment: str) -> dict[str, Any]:
     return {"network": healthy_network(infiniband=infiniband), "environment": environment}
 
 
-def routed(route: Route | Unavailable) -> dict[str, NetworkFacts]:
+def routed(route: Route | Unavailable) -> dict[str, Any]:
     return {"network": healthy_network(route_to_master=route)}
 
 
-def named(*addresses: str, container: str | None = None) -> dict[str, HostFacts]:
+def named(*addresses: str, container: str | None = None) -> dict[str, Any]:
     return {"host": HostFacts("gpu-node-1", addresses, "6.8.0", container, "ada")}
 
 

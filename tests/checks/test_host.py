@@ -30,11 +30,11 @@ def bound(workers: int) -> Launch:
     return dataclasses.replace(launch(4, workers), placement=Placement(("0-1", "0-1", "2-5", "6-9")))
 
 
-def limits(soft: int | None = 65536, hard: int | None = 65536, memlock: int | None = None) -> dict[str, LimitFacts]:
+def limits(soft: int | None = 65536, hard: int | None = 65536, memlock: int | None = None) -> dict[str, Any]:
     return {"limits": LimitFacts(soft, hard, memlock, None)}
 
 
-def memory(available: int, limit: int | None = None) -> dict[str, MemoryFacts]:
+def memory(available: int, limit: int | None = None) -> dict[str, Any]:
     return {"memory": MemoryFacts(64 * GIB, available, limit)}
 
 

@@ -215,8 +215,7 @@ TWICE = (
 
 
 def executable(name: str, args: str, *before: str) -> Launch:
-    kind = "script" if before else "executable"
-    return healthy_launch(target=Target(kind, name, tuple(args.split()), before))
+    return healthy_launch(target=Target("script" if before else "executable", name, tuple(args.split()), before))
 
 
 def module(name: str, args: str) -> Launch:
@@ -298,8 +297,8 @@ def numbered(receives: tuple[str, ...] = ("batch_size", "accum", "warmup_steps")
     return healthy_launch(8, numbers=Numbers(world_size=Resolved(8, FLAG), **resolved), receives=receives)
 
 
-SMALL = {"dataset_size": 100, "global_batch_size": 256, "accum": 4}
-LARGE = {"lr": 0.8, "base_lr": 0.1, "lr_factor": 8.0, "lr_scaling": "linear"}
+SMALL: dict[str, Any] = {"dataset_size": 100, "global_batch_size": 256, "accum": 4}
+LARGE: dict[str, Any] = {"lr": 0.8, "base_lr": 0.1, "lr_factor": 8.0, "lr_scaling": "linear"}
 EMPTY = "dataset-smaller-than-batch"
 too_small = partial(fires, EMPTY)
 OF_NUMBERS = (

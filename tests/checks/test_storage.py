@@ -18,15 +18,15 @@ MIB = 1024**2
 GOOD = PathFact("/data/my text", "directory", True, True, False, 800 * GIB, 1000 * GIB, 10**7, "ext4")
 
 
-def data(**replace: Any) -> dict[str, tuple[PathFact, ...]]:
+def data(**replace: Any) -> dict[str, Any]:
     return {"data_paths": (dataclasses.replace(GOOD, **replace),)}
 
 
-def output(**replace: Any) -> dict[str, tuple[PathFact, ...]]:
+def output(**replace: Any) -> dict[str, Any]:
     return {"output_paths": (dataclasses.replace(GOOD, **replace),)}
 
 
-def record(**replace: Any) -> dict[str, tuple[PathFact, ...]]:
+def record(**replace: Any) -> dict[str, Any]:
     return {"record_paths": (dataclasses.replace(GOOD, path=".ddplaunch", **replace),)}
 
 

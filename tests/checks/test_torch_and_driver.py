@@ -43,7 +43,7 @@ NO_CUDA = healthy_torch_import(cuda_available=False, cuda_error="CUDA unknown er
 AMD = healthy_nvml(driver_version="6.12.12", cuda_driver_version=(0, 0), vendor="amd")
 ROCM = healthy_torch(version="2.8.0+rocm6.4", cuda=None, hip="6.4")
 NOT_OURS = dataclasses.replace(AMD, denied=("/dev/kfd", "/dev/dri/renderD128"))
-DENIED = {"torch": ROCM, "nvml": NOT_OURS}
+DENIED: dict[str, Any] = {"torch": ROCM, "nvml": NOT_OURS}
 UNLOADED: dict[str, Any] = {"nvidia": NOT_LOADED, "nvml": NO_NVML}
 HIDDEN_THERE: dict[str, Any] = {"nvidia": OUTSIDE, "nvml": NO_NVML}
 cpu_build = partial(fires, "torch-cpu-build-on-gpu-machine")

@@ -18,7 +18,7 @@ from tests.checks.cases import NO_LAUNCH, NO_SCRIPT, Case, fires, judge, silent
 from tests.checks.healthy import healthy_launch, healthy_script, healthy_torch, topology
 
 
-def exporting(**environment: str) -> dict[str, dict[str, str]]:
+def exporting(**environment: str) -> dict[str, Any]:
     return {"environment": environment}
 
 

@@ -107,7 +107,7 @@ def test_an_option_that_is_declared_in_two_places_is_passed_once() -> None:
 
 
 def test_an_ambiguity_is_resolved_with_what_was_read_of_it() -> None:
-    of_both = (("total_batch_size", ("--a", "--b")), ("lr", ("--a", "--b")))
+    of_both: Any = (("total_batch_size", ("--a", "--b")), ("lr", ("--a", "--b")))
     script = ScriptReport("train.py", (option("--a"), option("--b")), ambiguous=of_both)
     understood = understood_as_said(script, said(batch_option="--b"), TRAIN)
     assert isinstance(understood, ScriptReport)

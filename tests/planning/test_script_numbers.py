@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -262,7 +263,10 @@ def test_no_forward_leaves_the_arguments_alone_and_says_so() -> None:
 
 
 def test_a_script_that_reads_the_plan_gets_its_numbers_from_the_environment() -> None:
-    scripts = {"DDPLAUNCH_LR": {"reads_env": ("DDPLAUNCH_LR",)}, "DDPLAUNCH_PLAN": {"asks_for": ("lr",)}}
+    scripts: dict[str, Any] = {
+        "DDPLAUNCH_LR": {"reads_env": ("DDPLAUNCH_LR",)},
+        "DDPLAUNCH_PLAN": {"asks_for": ("lr",)},
+    }
     for variable, reads in scripts.items():
         passed = forward((), LR_GIVEN, ScriptReport("train.py", **reads)).passed
         assert passed == (Passed("lr", "0.0004", (), None, variable=variable),)
