@@ -102,9 +102,9 @@ def test_a_gpu_that_this_user_may_not_use_is_left_out(probe: Probe) -> None:
 def test_one_unanswered_question_costs_one_fact(probe: Probe) -> None:
     (gpu,) = probe("no answers").gpus
     assert gpu.fault is None and gpu.compute_capability == (9, 0)
-    unanswered = (gpu.memory_total_bytes, gpu.utilization_percent, gpu.processes, gpu.ecc_uncorrected)
-    unanswered += (gpu.remap_pending, gpu.remap_failed, gpu.recovery_action, gpu.throttle_reasons)
-    assert {*unanswered, gpu.temperature_c, gpu.compute_mode} == {Unavailable("NVML: Not Supported")}
+    memory = {gpu.memory_total_bytes, gpu.utilization_percent, gpu.processes, gpu.ecc_uncorrected}
+    health = {gpu.remap_pending, gpu.remap_failed, gpu.recovery_action, gpu.throttle_reasons}
+    assert memory == health == {gpu.temperature_c, gpu.compute_mode} == {Unavailable("NVML: Not Supported")}
 
 
 def test_an_unhealthy_gpu(probe: Probe) -> None:

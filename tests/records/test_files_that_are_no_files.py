@@ -58,12 +58,12 @@ def complete(base: Path, number: int) -> Path:
 def test_records_with_such_a_file(call: Call, folder: Path, kind: str) -> None:
     commands = [("ps", "--all"), ("ps", "--json"), ("clean", "--dry-run", "--keep", "0")]
     for number, name in enumerate(FILES):
+        if kind == "huge" and name.endswith((".out", ".err")):
+            continue  # a log may be as large as it is, and is read
         path = complete(folder / ".ddplaunch", number) / name
         path.unlink(missing_ok=True)
         KINDS[kind](path)
-        commands += [("explain", f"r{number}"), ("stop", f"r{number}")]
-        if kind != "huge" or not name.endswith((".out", ".err")):  # `logs` prints a log, as large as it is
-            commands += [("logs", f"r{number}")]
+        commands += [(command, f"r{number}") for command in ("explain", "stop", "logs")]
     for words in commands:
         said = call(*words)
         assert said.status in (ExitStatus.DONE, ExitStatus.FINDINGS, ExitStatus.USAGE), (words, said)
