@@ -86,7 +86,6 @@ def test_hugging_face_classes_are_found_behind_names(tmp_path: Path, text: str) 
 
 CLICK = """
     import click
-
     @click.command()
     @click.option("--batch_size", default=64, help="Batch size per GPU")
     @click.option("--learning_rate", "-l", type=click.FLOAT, default=2e-5)
@@ -95,19 +94,17 @@ CLICK = """
     @click.option("--save_to_artifacts", is_flag=True)
     @click.option("--local_rank", required=True)
     def main(**options): ...
-
     main()
 """
 
 
-def test_click_as_in_the_retriever(tmp_path: Path) -> None:
+def test_click(tmp_path: Path) -> None:
     report = read(tmp_path, CLICK)
     assert meanings(report) == {"batch_size": "--batch_size", "lr": "--learning_rate"}
-    assert option(report, "--use_projection").takes_value
     assert option(report, "--no-shuffle").flags == ("--shuffle", "--no-shuffle")
-    assert not option(report, "--save_to_artifacts").takes_value
-    assert report.demands_local_rank is not None
-    assert report.complete
+    takes = [each.takes_value for each in report.options]
+    assert takes == [True, True, True, False, False, True]
+    assert report.demands_local_rank is not None and report.complete
 
 
 HUGGING_FACE = """

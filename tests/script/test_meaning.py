@@ -80,6 +80,7 @@ LOADED = "loader = DataLoader(data, batch_size=args.batch_size)"
         ('p.add_argument("--batch", type=int, help="total batch size")' + AND % "batch-gpu", "x = 1", None, ""),
         (BATCH + AND % "launcher", OF_LAUNCHER, "total_batch_size", "divides it by the world size"),
         (BATCH, "args.batch_size = 32", None, ""),
+        (BATCH, "args.batch_size = None", "batch_size", ""),
         (BATCH, "args.batch_size = exact_div(args.total, args.parts)", None, ""),
         (BATCH, "args.batch_size = fit(args)", "batch_size", ""),
         (BATCH, "if args.debug:\n    args.batch_size = 2", "batch_size", ""),

@@ -93,6 +93,7 @@ SUPER = (
         ("from torch.distributed import init_process_group\ninit_process_group()\n", None),
         ("from torch.distributed.device_mesh import init_device_mesh\ninit_device_mesh('cuda', (2,))\n", None),
         ("import lightning as L\nL.Trainer()\n", None),
+        ("import ddp\nddp.setup()\n", None),
         ("from pytorch_lightning import Trainer as T\nT(devices='auto').fit(model)\n", None),
         ("from accelerate import Accelerator\nAccelerator()\n", None),
         ("import transformers\ntransformers.Trainer()\n", None),
@@ -129,7 +130,7 @@ SUPER = (
     ],
 )
 def test_ranks_of_a_launch_that_may_not_meet_are_in_doubt(tmp_path: Path, text: str, hidden: bool | None) -> None:
-    report = read(tmp_path, text)
+    report = read(tmp_path, text, ddp="import torch\ndef setup():\n    init_process_group()\n")
     clause = dict(report.doubts).get("world_size")
     assert clause in ((None,) if hidden is None else (NO_GROUP, GROUP_NOT_FOLLOWED))
     assert hidden is None or (clause == NO_GROUP and report.complete) is not hidden
@@ -165,11 +166,6 @@ def test_devices_that_the_script_fixes(tmp_path: Path, body: str, fixed: tuple[s
     assert (found, decided) == ((None, True) if fixed == UNSURE else (fixed, False))
 
 
-def test_process_group_in_a_helper(tmp_path: Path) -> None:
-    report = read(tmp_path, "import ddp\nddp.setup()\n", ddp="import torch\ndef setup():\n    init_process_group()\n")
-    assert "world_size" not in dict(report.doubts)
-
-
 SPAWN = "import torch, os, sys\nimport torch.multiprocessing as mp\n"
 
 
@@ -182,6 +178,7 @@ SPAWN = "import torch, os, sys\nimport torch.multiprocessing as mp\n"
             True,
         ),
         ("mp.spawn(f, nprocs=torch.cuda.device_count())\n", True),
+        ("mp.spawn(f, (2,), 2)\n", True),
         ("if torch.cuda.device_count() > 1:\n    mp.spawn(f, nprocs=2)\n", True),
         ("if 'RANK' not in os.environ:\n    mp.spawn(f, nprocs=2)\n", False),
         ("if os.environ.get('LOCAL_RANK') is None:\n    mp.spawn(f, nprocs=2)\n", False),
