@@ -331,6 +331,9 @@ batch-not-taken: The script does not take its batch size from outside, or trains
 """
 
 _PROVED = """
+gradients-summed: The gradients of a step are the sum over ranks, not the mean
+    Nothing shows that the loss is divided, because one process does not get the same samples. Remedy: divide by the
+    world size after an `all_reduce` of gradients.
 gradients-divided-twice: The gradients of a step are divided by the world size twice
     DistributedDataParallel already divides, and the script divides the loss or the gradients again. Remedy: remove the
     script's division.

@@ -51,6 +51,8 @@ def _of_gradients(step: Step, single: Event, first: Fit) -> Claim:
             return wrong(_SUBJECT, "ranks-count-alike", line, shares=of_ranks)
     if first.residual < ROUNDED and near(factor, 1):
         return right(_SUBJECT, f"its first gradients from the same samples are the same, up to {first.residual:.0e}")
+    if near(mine, world):
+        return wrong(_SUBJECT, "gradients-summed", line, world=world)
     return still_open(
         _SUBJECT,
         f"its gradients are {1 / factor:.3g} times those of the ranks, but for {first.residual:.1%}: {_REASONS}",

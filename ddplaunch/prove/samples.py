@@ -111,9 +111,7 @@ def _of_evaluation(recorded: Recorded) -> Iterator[Claim]:
         return
     between = [[*group] for _, group in groupby(recorded.ranks[0], lambda event: event["event"] == "step")]
     kinds = {event["event"] for group in between if firsts[0] in group for event in group}
-    if "call" in kinds:
-        yield right("evaluation", "each rank evaluates a part, and the results are combined")
-    elif "end" not in kinds:  # else the recorder ended the script there
+    if not kinds & {"call", "end"}:  # neither combined, nor ended there by the recorder
         yield wrong("evaluation", "evaluation-not-reduced", firsts[0]["line"])
 
 
@@ -124,5 +122,3 @@ def _of_files(recorded: Recorded) -> Iterator[Claim]:
     if shared := [path for path, ranks in ranks_of.items() if ranks > 1]:
         line = next(lines[shared[0]] for lines in written if shared[0] in lines)
         yield wrong("files", "file-of-all-ranks", line, files=listed(shared))
-    elif ranks_of:
-        yield right("files", "each is written by one rank")

@@ -95,6 +95,13 @@ def test_replicas_that_differ() -> None:
     assert codes(list(gradient_claims(recorded(*([event] for event in events))))) == {"replicas-differ"}
 
 
+def test_a_sum_is_a_warning_if_one_process_got_other_samples() -> None:
+    single = step(0, MEAN)
+    single["parameters"][0]["own"] = [3.0, 1.0, 0.5]
+    ranks = recorded(*([step(rank, times(2))] for rank in (0, 1)))
+    assert codes(list(one_process_claims(ranks, recorded([single])))) == {"gradients-summed"}
+
+
 @pytest.mark.parametrize(
     ("own", "changes", "code"),
     [

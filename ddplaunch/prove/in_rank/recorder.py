@@ -34,7 +34,6 @@ from ddplaunch.prove.in_rank.sketch import fingerprints, probed, sketch
 
 Hook = Callable[..., Any]
 
-_EVALUATED = 4  # batches after which a pass without training is ended
 _MOST_BATCHES = 20_000
 _COMBINING = ("all_reduce", "all_gather", "gather", "reduce")  # how names of collectives begin that combine results
 
@@ -270,7 +269,7 @@ class Recorder:
             return fetched()
         passes, evaluations, steps = one["began"]
         one |= {"trains": len(self._passes) > passes, "evaluates": self._evaluations > evaluations}
-        enough = self._made - steps >= (self._most_steps + 1) // 2 if one["trains"] else one["given"] >= _EVALUATED
+        enough = self._made - steps >= (self._most_steps + 1) // 2 if one["trains"] else one["given"] >= 4
         if enough and self._may_end():
             self._over(one, whole=True)
             raise StopIteration
