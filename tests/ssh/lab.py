@@ -74,6 +74,8 @@ class Lab:
     def plug_in(self, host: Node) -> None:
         """Put the cable back."""
         in_network(host.pid, "ip", "link", "set", INTERFACE, "up")
+        again = f"ip address replace {host.address6}/64 dev {INTERFACE} nodad"  # the kernel takes those of IPv6 away
+        in_network(host.pid, *again.split())
 
     def power_off(self, host: Node) -> None:
         """Take the power of ``host`` away: no connection is closed, nobody is told, and all its processes are gone."""

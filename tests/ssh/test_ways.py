@@ -208,7 +208,7 @@ def test_all_come_through_a_jump_host_that_drops_connections(debian: Lab) -> Non
 
 def test_a_host_that_is_cut_off_is_named_and_the_others_are_shown(debian: Lab) -> None:
     debian.cut(debian.hosts[1])
-    words = ddplaunch("doctor", "--hosts", "alpha0,alpha1", "--join-timeout", "20s")
+    words = ddplaunch("doctor", "--hosts", "alpha0,alpha1", "--join-timeout", "60s")
     done = debian.login.run(words, debian.work, clean_environment(COLUMNS="200"))
     debian.plug_in(debian.hosts[1])
     assert done.returncode == 1
