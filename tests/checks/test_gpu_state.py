@@ -45,6 +45,7 @@ FIRES = (
     busy("all GPUs are in use; wait or free one", launch=1, nvml=healthy_nvml(BUSY.gpus[3])),
     busy("jupyter … 512 MiB", "warning", nvml=with_gpu(0, processes=(NOTEBOOK,))),
     busy("not visible from here (40 GiB)", nvml=with_gpu(2, memory_used_bytes=40 * GIB)),
+    busy("(40 GiB)", nvml=with_gpu(2, memory_used_bytes=40 * GIB, memory_total_bytes=Unavailable("not told"))),
     exclusive("GPU 1 … prohibited … nvidia-smi -i 1 -c DEFAULT", nvml=with_gpu(1, compute_mode="prohibited")),
     exclusive(
         "exclusive process … pid 4242",
@@ -75,6 +76,7 @@ FIRES = (
 SILENT = (
     silent("gpu-busy", "not one of ours", launch=2, nvml=BUSY),
     silent("gpu-busy", "hidden", launch=2, nvml=BUSY, environment=showing("4,5")),
+    silent("gpu-busy", "3 of 80 GiB", nvml=with_gpu(0, memory_used_bytes=3 * GIB)),
     silent("gpu-busy", "on the CPU", launch=ON_CPU, nvml=BUSY),
     silent(
         "gpu-busy",

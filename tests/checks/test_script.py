@@ -141,6 +141,7 @@ CONTRADICTED = (
     agreeing("--world-size 1", sized("--world-size", help="number of nodes for distributed training")),
     agreeing("--world-size 4", sized("--world-size", spawns=HERE)),
     against("this launch has 8 ranks on each node", "--nproc_per_node 4", sized("--nproc_per_node")),
+    against("ranks on each node", "--nproc_per_node 4", sized("--nproc_per_node", help="not the number of nodes")),
     agreeing("--nproc 4", sized("--nproc", help="processes that tokenize")),
     against("has 8 ranks on each node", "--nproc 4", sized("--nproc", help="number of GPUs")),
     against("`--nnodes 2` after `--`, but this launch has 1", "--nnodes 2 --node_rank 1", NODES),
