@@ -121,7 +121,8 @@ def _trains(option: DeclaredOption, use: Use, flow: Flow, others: Collection[str
         if not isinstance(kind, str) or kind == "constant" or flow.is_own(use.sink) or _counts_passes(flow):
             return False
         others = ()
-        if any(record.package == "accelerate" for _, record in flow.program.foreign):
+        own = use.sink.startswith("get_")  # a Trainer steps its schedule itself
+        if own and any(record.package == "accelerate" for _, record in flow.program.foreign):
             counted = factors.pop(WORLD, 0) == 1
             if not counted or any("split_batches" in file.text for file in flow.program.files.values()):
                 return False
