@@ -92,7 +92,9 @@ def stream(file: Any) -> list[str]:
 
 def spec(name: str) -> list[Any] | None:
     found = importlib.util.find_spec(name)
-    return found and [type(found).__name__, found.name, found.origin, found.has_location, found.cached]
+    if found is None:
+        return None
+    return [type(found).__name__, found.name, found.origin, found.has_location, found.cached]
 
 
 def depth(level: int) -> int:
