@@ -142,5 +142,5 @@ if __name__ == "__main__":
                 main(words)
         except SystemExit as end:
             shown.flush()
-            text = shown.buffer.getvalue().decode(sys.stdout.encoding)  # type: ignore[attr-defined]
+            text = shown.buffer.getvalue().decode(sys.stdout.encoding)
             print(json.dumps([end.code, text]))
