@@ -40,14 +40,14 @@ _EARLIEST = float("-inf")
 
 
 #: Step counters in a line, in order of preference if the output of one rank has several; the number is the group
-#: ``step``, or else the first group.
+#: ``step``, or else the first group, and ``total`` how many there will be.
 STEP_BAR = re.compile(
     rb"(?P<step>\d{1,12})/(?:\d{1,12}|\?) \[[\d:]{4,12}<[\d:?]{1,12}, {1,3}(?P<rate>[\d.]{1,12})(?P<unit>it/s|s/it)"
 )
 STEPS = (
     re.compile(
         rb"(?i)\b(?:global_?)?(?:step|iter|iteration|it)[\"']?\s{0,3}[:=#\[(]?\s{0,6}"
-        rb"(\d{1,12})(?![\d.]*\s?(?:/s|it/s|s/it|ms))"
+        rb"(\d{1,12})(?![\d.]*\s?(?:/s|it/s|s/it|ms))(?:\s?(?:/|of)\s?(?P<total>\d{1,12}))?"
     ),
     STEP_BAR,
     re.compile(rb"(?i)\bepoch:? ?\[?\d+\]? ?\[ {0,8}(\d{1,12})/\d"),

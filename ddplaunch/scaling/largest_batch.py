@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ddplaunch.values.finding import Finding
 from ddplaunch.values.frozen import dataclass
 
 _ALIKE = 0.03  # batches that differ by a smaller fraction count as equal
@@ -165,3 +166,46 @@ def fastest(tried: Sequence[Tried], headroom: float, samples: int = _LARGEST) ->
     rates = {one: rate for one in enough if (rate := one.samples_per_s)}
     like = (one for one, rate in rates.items() if rate >= max(rates.values()) * (1 - _ALIKE))
     return largest(list(like), headroom)
+
+
+@dataclass(frozen=True)
+class FitTrial:
+    """One trial: its numbers, a clause on how it ended, and its run. ``accum`` is None if it is not decided.
+
+    ``observed`` are the findings from its ranks' first steps, as `run` reports them.
+    """
+
+    tried: Tried
+    accum: int | None
+    steps: int
+    note: str
+    run_id: str
+    took_s: float
+    observed: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True)
+class FitCommand:
+    """A command to type: its words, and its samples per optimizer step (``effective``), None if unknown."""
+
+    batch: int
+    effective: int | None
+    same: bool
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The whole answer. ``best`` is the largest batch that leaves ``headroom`` (0.1 for 10 %) free, ``fastest`` the
+    fastest such batch. ``most`` is the number of samples that a rank has, None if unknown.
+    """
+
+    trials: tuple[FitTrial, ...]
+    headroom: float
+    device: str
+    best: Tried | None = None
+    fastest: Tried | None = None
+    model: MemoryModel | None = None
+    most: int | None = None
+    command: FitCommand | None = None
+    problem: Finding | None = None

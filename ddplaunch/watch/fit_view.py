@@ -5,61 +5,17 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from ddplaunch.scaling.largest_batch import MemoryModel, Tried
+from ddplaunch.scaling.largest_batch import FitCommand, Fitted, FitTrial, Tried
 from ddplaunch.ui.speech import finding_text
 from ddplaunch.ui.table import panel, table
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding, error
-from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import count, duration_text, size_text
-from ddplaunch.watch.scale_view import rate_text
+from ddplaunch.watch.step_rate import rate_text
 
 _SCHEMA = 2
 _NEAR = 0.96  # batches are rounded
-
-
-@dataclass(frozen=True)
-class FitTrial:
-    """One trial: its numbers, a clause on how it ended, and its run. ``accum`` is None if it is not decided.
-
-    ``observed`` are the findings from its ranks' first steps, as `run` reports them.
-    """
-
-    tried: Tried
-    accum: int | None
-    steps: int
-    note: str
-    run_id: str
-    took_s: float
-    observed: tuple[Finding, ...] = ()
-
-
-@dataclass(frozen=True)
-class FitCommand:
-    """A command to type: its words, and its samples per optimizer step (``effective``), None if unknown."""
-
-    batch: int
-    effective: int | None
-    same: bool
-    words: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """The whole answer. ``best`` is the largest batch that leaves ``headroom`` (0.1 for 10 %) free, ``fastest`` the
-    fastest such batch. ``most`` is the number of samples that a rank has, None if unknown.
-    """
-
-    trials: tuple[FitTrial, ...]
-    headroom: float
-    device: str
-    best: Tried | None = None
-    fastest: Tried | None = None
-    model: MemoryModel | None = None
-    most: int | None = None
-    command: FitCommand | None = None
-    problem: Finding | None = None
 
 
 def trial_text(trial: FitTrial, headroom: float) -> str:
@@ -77,13 +33,12 @@ def fit_text(fitted: Fitted, terminal: Terminal) -> str:
             "batch": str(trial.tried.batch),
             "accum": "" if trial.accum is None else str(trial.accum),
             "memory": size_text(trial.tried.peak_bytes),
-            "share": _share(trial.tried),
             "samples/s": rate_text(trial.tried.samples_per_s),
             "fits": _verdict(trial, fitted.headroom),
         }
         for trial in order
     ]
-    right = {"batch", "accum", "memory", "share", "samples/s"}
+    right = {"batch", "accum", "memory", "samples/s"}
     lines = [*table(rows, terminal, right), "", *panel(_answer(fitted), terminal)]
     for finding in {one.code: one for trial in reversed(order) for one in trial.observed}.values():  # smallest batch's
         lines += ["", *finding_text(finding, terminal).splitlines()]
@@ -105,13 +60,9 @@ def _answer(fitted: Fitted) -> list[tuple[str, str]]:
         lines.append(("fastest", "unknown: each batch that was tried leaves fewer than 10 steps in an epoch"))
     model = fitted.model
     if model is not None and model.sample_bytes > 0:
-        fixed = f"{_size(model.fixed_bytes)} and {_size(model.sample_bytes)} for each sample"
+        fixed = size_text(max(0, round(model.fixed_bytes)))
         sure = "" if model.off is None else f"; trials differ from this by {_percent(model.off)} at most"
-        lines.append(("memory", f"{fixed}{sure}"))
-        refused = min((each.tried.batch for each in fitted.trials if not each.tried.ran), default=None)
-        if refused is not None and best is not None and best.limit_bytes and model.at(refused) < best.limit_bytes:
-            reason = f"{refused} ran out of memory, and by this it takes {_size(model.at(refused))}"
-            lines.append(("unsure", f"{reason}: a step takes more at times, so that a smaller batch is safer"))
+        lines.append(("memory", f"{fixed} and {size_text(round(model.sample_bytes))} for each sample{sure}"))
     return lines
 
 
@@ -130,14 +81,6 @@ def _memory(tried: Tried) -> str:
     if tried.peak_bytes is None:
         return ""
     return size_text(tried.peak_bytes) + (f" of {size_text(tried.limit_bytes)}" if tried.limit_bytes else "")
-
-
-def _share(tried: Tried) -> str:
-    return _percent(tried.peak_bytes / tried.limit_bytes) if tried.peak_bytes and tried.limit_bytes else ""
-
-
-def _size(size_bytes: float) -> str:
-    return size_text(max(0, round(size_bytes)))
 
 
 def _percent(part: float) -> str:

@@ -150,7 +150,6 @@ def differences(notes: Sequence[Note], ranks: int, plan: Plan) -> tuple[Finding,
         same_gpu,
         replicas,
         _each(_rate, "lr"),
-        _among_ranks,
         _each(_batch, "batch_size"),
         _each(_accumulated, "accum"),
         _each(_warmup, "warmup_steps"),
@@ -247,21 +246,6 @@ def _reason(ratio: float, plan: Plan) -> str:
             if _alike(ratio, factor):
                 return f"{sign}{'' if sign[-1] == '√' else ' '}{_text(number)}, {words} {name}"
     return ""
-
-
-def _among_ranks(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
-    """Yield a finding if ranks have different learning rates at the same step of the same optimizer."""
-    rates = {note["rank"]: tuple(note["optimizers"][0]["lr"]) for note in notes if note["process_group"]}
-    values = sorted({rate[0] for rate in rates.values()})
-    if len({len(rate) for rate in rates.values()}) != 1 or len(values) < 2:
-        return
-    named = ", ".join(f"{_text(rate)} on rank {next(r for r in rates if rates[r][0] == rate)}" for rate in values[:3])
-    yield warning(
-        "numbers-differ",
-        f"ranks run at different learning rates: {named}",
-        why="after the all-reduce all ranks have the same gradients, and with different rates their models drift apart",
-        fix="make the rate from the world size, never from the rank",
-    )
 
 
 def _batch(note: Note, plan: Plan) -> Finding | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 from typing import Any
 
 from ddplaunch.ui.speech import finding_text
@@ -13,9 +12,9 @@ from ddplaunch.values.codec import plain
 from ddplaunch.values.words import count, duration_text, size_text
 from ddplaunch.watch.phases import PHASES, milliseconds, percent
 from ddplaunch.watch.size_verdicts import SizeMeasured, base_of, noise, speed_up, verdict
+from ddplaunch.watch.step_rate import rate_text
 
 _SCHEMA = 2
-_LONGER = 0.02  # a smaller share is chance
 
 
 def progress_text(one: SizeMeasured, took_s: float, terminal: Terminal) -> str:
@@ -67,19 +66,6 @@ def _name(one: SizeMeasured) -> str:
     return count(one.processes, "process")
 
 
-def rate_text(rate: float | None) -> str:
-    """Return samples per second with three digits, "" if unknown."""
-    return "" if rate is None else f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
-
-
-def _slowest(one: SizeMeasured) -> str:
-    """Return the rank that works longest in a step, and how much longer than the median; "" if none stands out."""
-    if (slowest := one.slowest) is None:
-        return ""
-    longer = (slowest.own_s or 0.0) / (median(rank.own_s or 0.0 for rank in one.ranks) or 1.0) - 1
-    return f"{slowest.rank}: +{percent(longer)}" if longer >= _LONGER else ""
-
-
 def _rows(
     sizes: Sequence[SizeMeasured], base: SizeMeasured | None, *, strong: bool, dataset_size: int | None
 ) -> dict[str, list[str]]:
@@ -93,17 +79,12 @@ def _rows(
     }
     return {
         "step": [milliseconds(one.step_s or 0.0) for one in sizes],
-        "10 % take less than": [milliseconds(one.spread_s[0]) if one.spread_s else "" for one in sizes],
-        "10 % take more than": [milliseconds(one.spread_s[1]) if one.spread_s else "" for one in sizes],
         "samples/s": [rate_text(one.samples_per_s) for one in sizes],
         "speed-up": ["" if speed is None else f"{speed.speed_up:.2f}" for speed in speeds],
         "efficiency": ["" if speed is None else percent(speed.efficiency) for speed in speeds],
         **shares,
         "peak memory": [size_text(one.peak_bytes) for one in sizes],
-        "slowest rank": [_slowest(one) for one in sizes],
         "time per epoch": ["" if epoch_s is None else duration_text(epoch_s) for epoch_s in epochs],
-        "effective batch": ["" if one.effective_batch is None else str(one.effective_batch) for one in sizes],
-        "learning rate": [one.lr or "" for one in sizes],
     }
 
 
@@ -119,7 +100,6 @@ def scale_json(sizes: Sequence[SizeMeasured], *, strong: bool, dataset_size: int
                 "spread_s": one.spread_s,
                 "peak_bytes": one.peak_bytes,
                 "shares": one.shares if one.ranks else None,
-                "slowest_rank": None if one.slowest is None else one.slowest.rank,
                 "speed_up": None if faster is None else round(faster.speed_up, 4),
                 "efficiency": None if faster is None else round(faster.efficiency, 4),
                 "epoch_s": dataset_size / one.samples_per_s if dataset_size and one.samples_per_s else None,

@@ -86,13 +86,6 @@ class SizeMeasured:
         return mean_shares(self.ranks)
 
     @property
-    def slowest(self) -> RankPhases | None:
-        """The rank that works longest in a step; None with one rank, or if unknown."""
-        if len(self.ranks) < 2 or any(one.own_s is None for one in self.ranks):
-            return None
-        return max(self.ranks, key=lambda one: one.own_s or 0.0)
-
-    @property
     def compute_s(self) -> float | None:
         """How long the median rank computes in a mean step, without communication; None if unknown."""
         seconds_by_rank = [
@@ -210,13 +203,12 @@ def _of_speed(one: SizeMeasured, base: SizeMeasured, faster: SpeedUp, *, strong:
     if shares and not longer:
         most = max(shares, key=lambda name: shares[name])
         what += f"; {WORDS[most]} takes {percent(shares[most])}"
-    slow = f"; rank {one.slowest.rank} works longest" if one.slowest is not None else ""
     return warning(
         "speed-up-low",
         what,
         why="GPUs that work together get hot, share power, PCIe and the CPUs that feed them"
         if longer
-        else f"no phase alone takes a quarter of the time{slow}",
+        else "no phase alone takes a quarter of the time",
         fix="`ddplaunch top` shows clocks, power and who else uses a GPU"
         if longer
         else "a larger `--batch-size` makes all that is done once in a step smaller; `ddplaunch fit` finds the largest",

@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 import os
 import re
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from typing import Any
 from ddplaunch.machine.files import open_plain, pieces_of
 from ddplaunch.records.log_files import LOSS, STEP_BAR, STEPS
 from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.words import duration_text
 from ddplaunch.watch.phases import MOST_BYTES, PHASES, StepLine, parsed, phases_path, summed
 
 _TAIL_BYTES = 1 << 14
@@ -31,20 +34,21 @@ _FRESH_S = 30.0
 class Progress:
     """A rank's last step number, and its rate in steps per second, from its output or with ``--phases`` from its file.
 
-    ``loss`` is the last printed loss, "nan" or "inf" if it is not finite. With ``--phases``, ``phases`` are percent of
-    the time, by the names in ``PHASES``.
+    ``total`` is how many steps there will be, if the output says so. ``loss`` is the last printed loss, "nan" or "inf"
+    if it is not finite. With ``--phases``, ``phases`` are percent of the time, by the names in ``PHASES``.
     """
 
     step: float | None = None
     rate: float | None = None
     phases: Mapping[str, float] = field(default_factory=dict)
     loss: float | str | None = None
+    total: float | None = None
 
 
 class Steps:
     """Follows the output files of one attempt's ranks. A missing file gives no progress."""
 
-    def __init__(self, folder: Path, ranks: Sequence[int]) -> None:
+    def __init__(self, folder: str | Path, ranks: Sequence[int]) -> None:
         """``folder`` is ``node-K/attempt-A``."""
         self._files = {rank: [_File(f"{folder}/rank-{rank}.{stream}") for stream in ("out", "err")] for rank in ranks}
 
@@ -58,7 +62,7 @@ class Steps:
             if counters:
                 fresh = [counter for counter in counters if now_s - counter.points[-1][0] < _FRESH_S]
                 best = fresh[0] if fresh else max(counters, key=lambda counter: counter.points[-1][0])
-                progress[rank] = Progress(best.points[-1][1], best.rate(now_s), loss=loss)
+                progress[rank] = Progress(best.points[-1][1], best.rate(now_s), loss=loss, total=best.total)
             elif loss is not None:
                 progress[rank] = Progress(loss=loss)
         return progress
@@ -70,6 +74,7 @@ class _Counter:
     def __init__(self) -> None:
         self.points: deque[tuple[float, float]] = deque()
         self.printed: float | None = None
+        self.total: float | None = None
 
     def note(self, at_s: float, step: float | None, printed: float | None) -> None:
         self.printed = printed
@@ -130,6 +135,7 @@ class _File:
             matches = list(pattern.finditer(data, 0, len(data) if pattern is STEP_BAR else end))
             if matches:
                 counter.note(at_s, *_numbers(matches[-1]))
+                counter.total = _number(matches[-1].groupdict().get("total"))
 
 
 def _numbers(match: re.Match[bytes]) -> tuple[float | None, float | None]:
@@ -140,6 +146,28 @@ def _numbers(match: re.Match[bytes]) -> tuple[float | None, float | None]:
     if rate and match["unit"] == b"s/it":
         rate = round(1 / rate, 4)
     return _number(match["step"]), rate
+
+
+_steps_of = lru_cache(1)(Steps)
+
+
+def progress_line(folder: str, rank: int, columns: int) -> str:
+    """Return how far a rank of the attempt in ``folder`` is, in less than ``columns``; "" without steps."""
+    now, parts = _steps_of(folder, (rank,)).progress(time.time()).get(rank, Progress()), []
+    if now.step is not None:
+        parts = [f"step {now.step:.0f}" + (f"/{now.total:.0f}" if now.total else "")]
+        if now.rate:
+            parts += [f"{rate_text(now.rate)} steps/s"]
+            parts += [f"{duration_text((now.total - now.step) / now.rate)} left"] if now.total else []
+        parts += [f"loss {now.loss}"] if now.loss is not None else []
+    while parts and len(line := f"ddplaunch: {', '.join(parts)}") >= columns:
+        parts.pop()
+    return line if parts else ""
+
+
+def rate_text(rate: float | None) -> str:
+    """Return a rate with three digits, or as many as it has, "" if unknown."""
+    return "" if rate is None else f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def _loss(text: bytes | None) -> float | str | None:

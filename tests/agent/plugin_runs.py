@@ -104,6 +104,17 @@ def terminal():
         time.sleep(0.05)
     say(f"now {resized}", sys.stderr)
 
+def steps():
+    if rank:
+        return
+    say("step 1/9 loss 0.5")
+    while not Path("looked").exists():
+        time.sleep(0.02)
+    sys.stdout.write("step 2/9 loss 0.25\nunfinished")
+    sys.stdout.flush()
+    time.sleep(2.5)  # longer than a line takes to come
+    say(", ended")
+
 def released():
     say("before")
     Path(f"running-{rank}-{attempt}").write_text(str(os.getpid()))

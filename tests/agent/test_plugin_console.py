@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from tests.agent.plugin_runs import DEADLINE_S, RUN_ID, SCRIPT, Run, of_folder, within
-from tests.hosts.launching import clean_environment
+from tests.agent.plugin_runs import DEADLINE_S, RUN_ID, SCRIPT, Run, of_folder, on_terminal, within
+from tests.hosts.launching import clean_environment, ddplaunch
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,8 @@ def test_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 101, 0, 0))
     ends: dict[str, Any] = {"stdin": slave, "stdout": slave, "stderr": slave}
-    run = Run(tmp_path, "terminal", "--show", "0", **ends, start_new_session=True, env={"TERM": "xterm"})
+    changes: dict[str, Any] = {"start_new_session": True, "preexec_fn": partial(fcntl.ioctl, 0, termios.TIOCSCTTY, 0)}
+    run = Run(tmp_path, "terminal", "--show", "0", **ends, **changes, env={"TERM": "xterm"})
     os.close(slave)
     shown = b""
     until = time.monotonic() + DEADLINE_S
@@ -73,7 +74,36 @@ def test_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before, rank_0, after = shown.partition(b"True True (101, 33)\x1b[1mbold\x1b[0m\rover\r\n")
     assert rank_0 and b"now [(90, 44)" in after, shown
     assert re.search(rb"\r\x1b\[Kddplaunch: \d+ s: (torchrun imports torch|no output yet)\r", before), "it passes"
-    assert before.endswith(b"\r\x1b[K") and b"\x1b[K" not in after, "the first output replaces it"
+    assert before.endswith(b"\r\x1b[J") and b"\x1b[K" not in after, "the first output replaces it"
+
+
+#: Makes its standard input the terminal of its session, and the launch the job in its foreground.
+CONTROLLED = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_between_its_lines_a_training_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    words = ddplaunch("run", "2", "--device", "cpu", "--run-id", RUN_ID, "--", "train.py", "steps")
+    line = b"\r\x1b[Jddplaunch: step 1/9, loss 0.5\r"
+
+    def react(shown: bytes, terminal: int) -> None:
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        if line in shown:
+            (tmp_path / "looked").touch()
+
+    status, shown = on_terminal([sys.executable, "-c", CONTROLLED, *words], tmp_path, react)
+    assert status == 0, shown
+    begun, erased, rest = shown.partition(b"step 1/9 loss 0.5\r\n")[2].rpartition(b"\r\x1b[Jstep 2/9 loss 0.25\r\n")
+    assert erased and set(begun.split(line)) == {b""}, "shown, again each second, and erased"
+    assert rest.startswith(b"unfinished, ended\r\n"), "nothing comes into an unfinished line"
+    record = tmp_path / ".ddplaunch" / "runs" / RUN_ID / "node-0" / "attempt-0"
+    assert (record / "rank-0.out").read_bytes() == b"step 1/9 loss 0.5\nstep 2/9 loss 0.25\nunfinished, ended\n"
 
 
 def grows(run: Run, size: int) -> bool:

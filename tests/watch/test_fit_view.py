@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.scaling.largest_batch import Tried, fastest, largest, modelled
+from ddplaunch.scaling.largest_batch import FitCommand, Fitted, FitTrial, Tried, fastest, largest, modelled
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import warning
-from ddplaunch.watch.fit_view import FitCommand, Fitted, FitTrial, fit_json, fit_text, never_fits, trial_text
+from ddplaunch.watch.fit_view import fit_json, fit_text, never_fits, trial_text
 from tests.conftest import Golden
 
 MIB = 1 << 20
@@ -44,12 +44,7 @@ def test_the_answer(golden: Golden, width: int) -> None:
     golden(f"fit-{width}", fit_text(FOUND, Terminal(width=width)))
 
 
-def test_memory_that_runs_out_below_what_is_predicted_is_said() -> None:
-    failed = replace(TRIALS[2], tried=Tried(500, False, None, 900 * MIB))
-    found = replace(FOUND, trials=(*TRIALS, failed))
-    text = " ".join(fit_text(found, Terminal(width=80)).split())
-    assert "unsure 500 ran out of memory, and by this it takes 832 MiB: a step takes more at times" in text
-    assert "unsure" not in fit_text(FOUND, Terminal(width=80)), "640 samples are beyond it"
+def test_a_finding_of_several_trials_is_shown_once() -> None:
     twice = replace(FOUND, trials=tuple(replace(each, observed=(TOLD,)) for each in TRIALS))
     assert fit_text(twice, Terminal(width=80)).count("warning[numbers-differ]: each rank loads 4") == 1
 

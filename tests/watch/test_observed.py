@@ -119,8 +119,6 @@ TOLD: tuple[tuple[list[dict[str, Any]], dict[str, Any], str], ...] = (
        f"(accumulation{why})") for notes, accum, what, why in STEPS),
     ([note(0), note(1, {"batch_size": 12})], {},
      "numbers-differ: each rank loads 12 samples at a time, the plan says 8 [rank 1]"),
-    ([note(0, **rates(0.1)), note(1, **rates(0.2))], {"lr": None},
-     "numbers-differ: ranks run at different learning rates: 0.1 on rank 0, 0.2 on rank 1"),
     (both(process_group={"size": 1, "backend": "gloo"}), {},
      "numbers-differ: the process group has 1 rank, the plan says 2"),
     (both(ALL_PLAIN), {},

@@ -93,13 +93,11 @@ class GuardedRun:
         self._loop.watch(self._wake, self._woken)
         self._loop.watch_process(self._launcher_pid, self._launcher_ended)
         self._signals = LauncherSignals(run)
-        self._console.passing = is_watched()
-        self._show_waiting()
+        if is_watched():
+            from ddplaunch.watch.status_line import StatusLine
 
-    def _show_waiting(self) -> None:
-        if self._console.passing:
-            self._console.out.put(starting_line("no output yet"))
-            self._loop.at(time.monotonic() + 1.0, self._show_waiting)
+            self._console.passing = True
+            StatusLine(run, self._console, lambda: starting_line("no output yet"))
 
     def guard(self) -> int:
         """Guard the run until it has ended and none of its processes is left; return its exit status."""

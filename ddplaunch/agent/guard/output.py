@@ -77,7 +77,7 @@ class Writer:
                 os.eventfd_write(self._wake, 1)
 
 
-ERASE = b"\r\x1b[K"
+ERASE = b"\r\x1b[J"  # with what a terminal that became narrower has wrapped
 _LIMIT_BYTES = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PATIENCE_S = 5.0
@@ -134,7 +134,7 @@ class Sink:
 class Console:
     """Both streams; ``say`` writes ddplaunch's own messages. ``hurried()``: do not wait long for readers.
 
-    ``passing``: a line is shown on the terminal, as nothing else was shown yet; ``end_passing`` erases it.
+    ``passing``: a line is shown on the terminal while nothing else is; ``end_passing`` erases it.
     """
 
     def __init__(self, wake: int) -> None:

@@ -241,6 +241,7 @@ class Streams:
 
     def _close(self, stream: Stream) -> None:
         if stream.sink and stream.prefixed:
+            self._console.end_passing()
             stream.sink.put(stream.prefixed.flush())
         self._open.remove(stream)
         self._loop.forget(stream.descriptor)

@@ -15,12 +15,23 @@ from ddplaunch.cli.target import required
 from ddplaunch.cli.trials.trial import Change, Trial, Trials, decided, measure_of
 from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.options import Options
-from ddplaunch.scaling.largest_batch import Batches, Tried, budget, fastest, largest, modelled, next_batch
+from ddplaunch.scaling.largest_batch import (
+    Batches,
+    FitCommand,
+    Fitted,
+    FitTrial,
+    Tried,
+    budget,
+    fastest,
+    largest,
+    modelled,
+    next_batch,
+)
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error, usage
 from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
 from ddplaunch.values.words import count
-from ddplaunch.watch.fit_view import FitCommand, Fitted, FitTrial, fit_json, fit_text, never_fits, trial_text
+from ddplaunch.watch.fit_view import fit_json, fit_text, never_fits, trial_text
 
 COMMAND = Command(
     examples=(
@@ -161,8 +172,17 @@ class _Search:
             return
         tried, note = self._judged(batch, trial)
         if tried is not None:
-            trial_facts = trial.run_id, trial.took_s, trial.observed
-            self._trials.append(FitTrial(tried, self._accum(batch), trial.measured.steps, note, *trial_facts))
+            self._trials.append(
+                FitTrial(
+                    tried,
+                    self._accum(batch),
+                    trial.measured.steps,
+                    note,
+                    trial.run_id,
+                    trial.took_s,
+                    trial.observed,
+                )
+            )
             tell(trial_text(self._trials[-1], self._headroom))
 
     def _accum(self, batch: int) -> int | None:

@@ -1,0 +1,110 @@
+"""The line at the bottom of the terminal: what it says, and when it is shown."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ddplaunch.watch import status_line
+from ddplaunch.watch.status_line import StatusLine
+from ddplaunch.watch.step_rate import progress_line
+
+
+def test_what_it_says_fits_into_the_terminal(tmp_path: Path) -> None:
+    path, now_s = tmp_path / "rank-0.out", time.time()
+    for ago_s, text in ((2, "step 10/40 loss 0.9\n"), (0, "step 20 of 40 loss nan\n")):
+        with path.open("a") as file:
+            file.write(text)
+        os.utime(path, (now_s - ago_s, now_s - ago_s))
+        progress_line(str(tmp_path), 0, 80)
+    whole = "ddplaunch: step 20/40, 5 steps/s, 4.0 s left, loss nan"
+    shown = {columns: progress_line(str(tmp_path), 0, columns) for columns in (80, 55, 54, 40, 22, 21, 0)}
+    assert list(shown.values()) == [whole, whole, whole[:-10], whole[:32], whole[:21], "", ""]
+    path.write_text("no step\n")
+    assert progress_line(str(tmp_path), 1, 80) == "", "a rank without a file"
+
+
+class Launch:
+    """A guard's run and its console, of which rank 0 has printed ``printed``."""
+
+    def __init__(self, folder: Path, printed: bytes) -> None:
+        (folder / "attempt-0").mkdir()
+        (folder / "attempt-0" / "rank-0.out").write_bytes(printed)
+        self.settings, self.loop = SimpleNamespace(node_directory=str(folder)), self
+        self.passing, self.shown, self.looks = False, list[bytes](), 0
+        self.out, self.err = (
+            SimpleNamespace(at_line_start=True, writer=SimpleNamespace(pending=0, moved_s=0.0), put=self.shown.append)
+            for _ in range(2)
+        )
+
+    def latest(self) -> Any:
+        return SimpleNamespace(number=0, ranks=(0, 1))
+
+    def aside(self, work: Callable[[], None], _: str) -> None:
+        work()
+
+    def at(self, at_s: float, call: Callable[[], None]) -> None:
+        if at_s:
+            self.looks += 1
+        else:
+            call()
+
+    def end_passing(self) -> None:
+        self.passing = False
+
+
+@pytest.fixture
+def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Launch]:
+    """What a launch shows whose rank 0 has printed this, with ``changes`` to the console's streams."""
+
+    def launch(printed: bytes, *, group: int = 7, passing: bool = False, **changes: Any) -> Launch:
+        stat = SimpleNamespace(field=lambda number: {5: 7, 8: group}[number])
+        monkeypatch.setattr(status_line, "read_stat", lambda _: stat)
+        monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((80, 24)))
+        run = Launch(tmp_path, printed)
+        run.passing = passing
+        for name, value in changes.items():
+            stream, _, attribute = name.partition("_")
+            sink = getattr(run, stream)
+            setattr(sink if hasattr(sink, attribute) else sink.writer, attribute, value)
+        StatusLine(run, run, lambda: b"waiting")
+        return run
+
+    return launch
+
+
+@pytest.mark.parametrize("printed", [b"step 3/9\n", b"dos\r\nstep 3/9\r\n", b"step 3/9 \x1b[1mlater\x1b[0m\n"])
+def test_it_is_shown_where_output_rests_at_the_start_of_a_line(shown: Callable[..., Launch], printed: bytes) -> None:
+    run = shown(printed)
+    assert (run.shown, run.passing, run.looks) == ([b"\r\x1b[Jddplaunch: step 3/9\r"], True, 1)
+
+
+@pytest.mark.parametrize(
+    ("printed", "changes", "looks"),
+    [
+        (b"step 3/9\n", {"out_at_line_start": False}, 1),
+        (b"step 3/9\n", {"err_at_line_start": False}, 1),
+        (b"step 3/9\n", {"err_moved_s": float("inf")}, 1),  # just now
+        (b"step 3/9\n", {"out_pending": 1}, 1),
+        (b"step 3/9\n", {"group": 8, "passing": True}, 1),  # in the background
+        (b"step 3/9\n", {"group": -1}, 1),
+        (b"epoch 1\n", {"passing": True}, 1),  # no steps
+        (b"", {}, 1),  # another rank has printed
+        (b"step 3/9\n\r 10%|# ", {"passing": True}, 0),
+        (b"step 3/9\n\x1b[?25l", {}, 0),
+        (b"\x1b[2Astep 3/9\n", {}, 0),
+    ],
+)
+def test_it_is_not_shown(shown: Callable[..., Launch], printed: bytes, changes: dict[str, Any], looks: int) -> None:
+    run = shown(printed, **changes)
+    assert (run.shown, run.passing, run.looks) == ([], False, looks)
+
+
+def test_until_the_first_output_it_says_how_long_it_takes(shown: Callable[..., Launch]) -> None:
+    assert shown(b"", passing=True).shown == [b"\r\x1b[Jwaiting\r"]
