@@ -45,9 +45,9 @@ class StatusLine:
                 self._waiting = bytes
                 line = b"" if draws else progress_line(folder, rank, os.get_terminal_size(1).columns).encode()
         launcher = read_stat(os.getppid())
-        if launcher is None or launcher.field(5) != launcher.field(8):  # its process group, the terminal's
-            line = b""  # in the background: a shell may have a prompt there
-        self._run.loop.at(0.0, lambda: self._show(line))
+        # its process group is the terminal's; in the background a shell may have a prompt there
+        if launcher is not None and launcher.field(5) == launcher.field(8):
+            self._run.loop.at(0.0, lambda: self._show(line))
         if not draws:
             self._run.loop.at(time.monotonic() + 1.0, self._begin)
 

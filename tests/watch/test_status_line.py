@@ -92,8 +92,7 @@ def test_it_is_shown_where_output_rests_at_the_start_of_a_line(shown: Callable[.
         (b"step 3/9\n", {"err_at_line_start": False}, 1),
         (b"step 3/9\n", {"err_moved_s": float("inf")}, 1),  # just now
         (b"step 3/9\n", {"out_pending": 1}, 1),
-        (b"step 3/9\n", {"group": 8, "passing": True}, 1),  # in the background
-        (b"step 3/9\n", {"group": -1}, 1),
+        (b"step 3/9\n", {"group": -1}, 1),  # not the terminal of its session
         (b"epoch 1\n", {"passing": True}, 1),  # no steps
         (b"", {}, 1),  # another rank has printed
         (b"step 3/9\n\r 10%|# ", {"passing": True}, 0),
@@ -104,6 +103,11 @@ def test_it_is_shown_where_output_rests_at_the_start_of_a_line(shown: Callable[.
 def test_it_is_not_shown(shown: Callable[..., Launch], printed: bytes, changes: dict[str, Any], looks: int) -> None:
     run = shown(printed, **changes)
     assert (run.shown, run.passing, run.looks) == ([], False, looks)
+
+
+def test_in_the_background_a_prompt_stays_as_it_is_until_a_rank_prints(shown: Callable[..., Launch]) -> None:
+    run = shown(b"step 3/9\n", group=8, passing=True)
+    assert (run.shown, run.passing, run.looks) == ([], True, 1)
 
 
 def test_until_the_first_output_it_says_how_long_it_takes(shown: Callable[..., Launch]) -> None:
