@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from ddplaunch.checks.connectivity import CHECKS
 from ddplaunch.machine.facts import HostFacts, InfinibandPort, Interface, PortFact, Route
-from ddplaunch.machine.network import probe_port
 from ddplaunch.planning.launch import Launch, Variable
 from ddplaunch.planning.options import Options
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
-from tests.checks.cases import NO_LAUNCH, Case, fires, found, judge, outcome_of, silent
-from tests.checks.healthy import FLAG, healthy_facts, healthy_launch, healthy_network, topology
+from tests.checks.cases import NO_LAUNCH, Case, fires, judge, silent
+from tests.checks.healthy import FLAG, healthy_launch, healthy_network, topology
 
 CPU = Resolved("cpu", FLAG)
 ON_CPU = healthy_launch(device=CPU)
@@ -63,21 +59,14 @@ ACTIVE, DOWN = InfinibandPort("mlx5_0", 1, "ACTIVE", "InfiniBand"), InfinibandPo
 ROCE_DOWN = InfinibandPort("mlx5_2", 1, "DOWN", "Ethernet")
 NAMELESS = HostFacts("gpu-node-1", Unavailable("Name or service not known"), "6.8.0", None, "ada")
 GLOO_NAMED = (Variable("GLOO_SOCKET_IFNAME", "eth0", Source("detected"), "on the route"),)
+#: Names of pods come late, and a container may have a published port.
+POD, DOCKER = named("10.0.0.5", container="kubernetes"), named("172.17.0.2", container="docker")
 FOR_SEVERAL = "master-addr-is-loopback-for-several-nodes"
 
 CASES = (
-    fires(
-        "port-taken",
-        "port 29500 is in use by pid 4242 of eve: python train.py … a free port is found … --master-port",
-        master_port=TAKEN,
-    ),
+    fires("port-taken", "29500 is in use by pid 4242 of eve: python train.py … a free port", master_port=TAKEN),
     fires("port-taken", "on every node", launch=several(), master_port=TAKEN),
-    fires(
-        "port-taken",
-        "MASTER_PORT from the shell's environment … `unset MASTER_PORT`, and a free port is found",
-        launch=BY_VARIABLE,
-        master_port=TAKEN,
-    ),
+    fires("port-taken", "`unset MASTER_PORT`, and a free port", launch=BY_VARIABLE, master_port=TAKEN),
     fires("port-taken", "cannot see", launch=NO_LAUNCH, master_port=PortFact(29500, False, "Address already in use")),
     silent("port-taken", master_port=DENIED),
     fires("port-privileged", "port 80", master_port=DENIED),
@@ -129,13 +118,7 @@ CASES = (
     silent("host-name-loopback", "one node", **named("127.0.1.1")),
     silent("host-name-loopback", launch=several(), **named("127.0.1.1", "10.0.0.5")),
     fires("master-addr-unroutable", "Network is unreachable", launch=several(1, "10.0.0.9"), **routed(NOWHERE)),
-    silent(
-        "master-addr-unroutable",
-        "names of pods come late",
-        launch=several(1, "10.0.0.9"),
-        **routed(NOWHERE),
-        **named("10.0.0.5", container="kubernetes"),
-    ),
+    silent("master-addr-unroutable", launch=several(1, "10.0.0.9"), **routed(NOWHERE), **POD),
     silent("master-addr-unroutable", launch=several(1, "10.0.0.9"), **routed(THERE)),
     silent("master-addr-unroutable"),
     *(
@@ -146,14 +129,7 @@ CASES = (
     *(silent(FOR_SEVERAL, launch=several(0, address)) for address in ("10.0.0.5", "node-1", "fe80::1%eth0")),
     fires("node-rank-0-not-master", "`--master-addr 10.0.0.5`", launch=several(0, "10.0.0.9"), **routed(THERE)),
     fires("node-rank-0-not-master", "this is node rank 1", "warning", launch=several(1), **routed(HERE)),
-    fires(
-        "node-rank-0-not-master",
-        "10.0.0.9",
-        "warning",  # a container may have a published port
-        launch=several(0, "10.0.0.9"),
-        **routed(THERE),
-        **named("172.17.0.2", container="docker"),
-    ),
+    fires("node-rank-0-not-master", "10.0.0.9", "warning", launch=several(0, "10.0.0.9"), **routed(THERE), **DOCKER),
     silent("node-rank-0-not-master", launch=several(), **routed(HERE)),
     silent("node-rank-0-not-master", launch=several(1, "10.0.0.9"), **routed(THERE)),
     silent("node-rank-0-not-master", launch=several(1, "127.0.0.1"), **routed(HERE)),
@@ -164,12 +140,3 @@ CASES = (
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_fires_with_words_and_stays_silent_without(case: Case) -> None:
     judge(case)
-
-
-def test_port_taken_on_a_real_socket() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        finding = found(CHECKS, "port-taken", healthy_facts(master_port=probe_port(port)))
-        assert finding and f"pid {os.getpid()}" in finding.what
-    assert found(CHECKS, "port-taken", healthy_facts(master_port=probe_port(port))) is None
-    assert outcome_of(CHECKS, "port-privileged").status == "skipped"

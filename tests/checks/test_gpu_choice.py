@@ -26,9 +26,12 @@ CHOSEN = (Variable("CUDA_VISIBLE_DEVICES", "0,1", Source("flag", "--gpus"), "the
 
 BY_ENV = (Variable("CUDA_VISIBLE_DEVICES", "2,3", Source("flag", "--env-file jobs.env"), "yours"),)
 
+HIDDEN = (dataclasses.replace(CHOSEN[0], value=""),)
+BY_SLURM = {"CUDA_VISIBLE_DEVICES": "2,3", "SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "2,3"}
 
-def showing(devices: str) -> dict[str, str]:
-    return {"CUDA_VISIBLE_DEVICES": devices}
+
+def showing(devices: str) -> dict[str, dict[str, str]]:
+    return {"environment": {"CUDA_VISIBLE_DEVICES": devices}}
 
 
 too_many = partial(fires, "more-processes-than-gpus")
@@ -36,75 +39,38 @@ no_gpu = partial(fires, "no-gpu-for-cuda")
 unknown = partial(fires, "visible-devices-unknown")
 FIRES = (
     too_many("16 processes … 8 GPUs … `ddplaunch run 8 …` … --device cpu", launch=16),
-    too_many(
-        "4 processes … 2 GPUs … from the shell's environment hides 6 of 8 … `ddplaunch run 2 …` … `unset CUDA_VIS",
-        launch=4,
-        environment=showing("2,3"),
-    ),
-    too_many(
-        "CUDA_VISIBLE_DEVICES=2,3 from Slurm hides 6 of 8 … `--gpus-per-node 4`",
-        launch=4,
-        environment={**showing("2,3"), "SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "2,3"},
-    ),
-    too_many(
-        "from `--env-file jobs.env` hides … drop `CUDA_VISIBLE_DEVICES=2,3` from `--env-file jobs.env`",
-        launch=healthy_launch(4, environment=BY_ENV),
-    ),
+    too_many("hides 6 of 8 … `ddplaunch run 2 …` … `unset CUDA_VIS", launch=4, **showing("2,3")),
+    too_many("from Slurm hides 6 of 8 … `--gpus-per-node 4`", launch=4, environment=BY_SLURM),
+    too_many("drop `CUDA_VISIBLE_DEVICES=2,3` from `--env-f", launch=healthy_launch(4, environment=BY_ENV)),
     too_many("`ddplaunch run 2x8 …`", launch=healthy_launch(16, topology=topology(16, nnodes=2))),
-    too_many(
-        "run 2 … `--gpus 0,1` leaves out 6 of 8 … name 4 GPUs with `--gpus`",
-        launch=healthy_launch(4, environment=CHOSEN),
-    ),
+    too_many("`--gpus 0,1` leaves out 6 of 8 … name 4 GPUs", launch=healthy_launch(4, environment=CHOSEN)),
     no_gpu("no NVIDIA GPU … --device cpu", nvml=EMPTY),
     no_gpu("libnvidia-ml.so.1", nvml=NO_NVML, nvidia=NO_NVIDIA),
-    no_gpu("from the shell's environment hides all 8 GPUs … unset CUDA_VISIBLE_DEVICES", environment=showing("")),
-    unknown(
-        "`8` … 0 to 7 … 1 GPU of 8 … `1,2` … CUDA_VISIBLE_DEVICES=0` … =0,8,1,2 from the shell's environment",
-        launch=NO_LAUNCH,
-        environment=showing("0,8,1,2"),
-    ),
-    unknown("GPU-deadbeef … 0 GPUs of 8", environment=showing("GPU-deadbeef")),
-    unknown("MIG-9999", environment=showing("MIG-9999"), nvml=SPLIT),
-    unknown(
-        "`8`",
-        launch=dataclasses.replace(FELL_BACK, environment=(dataclasses.replace(CHOSEN[0], value=""),)),
-        environment=showing("8"),
-    ),
-    fires(
-        "duplicate-gpu",
-        "`1` twice … CUDA_VISIBLE_DEVICES=1,1 from the shell's environment",
-        launch=NO_LAUNCH,
-        environment=showing("1,1"),
-    ),
-    fires(
-        "mig-one-per-process",
-        f"2 processes … {SLICES[0].uuid} … `ddplaunch run 1 …` … nvidia-smi -i 0 -mig 0",
-        launch=2,
-        nvml=SPLIT,
-    ),
+    no_gpu("from the shell's environment hides all 8 GPUs … unset CUDA_VISIBLE_DEVICES", **showing("")),
+    unknown("`8` … 1 GPU of 8 … `1,2` … DEVICES=0` … =0,8,1,2 from", launch=NO_LAUNCH, **showing("0,8,1,2")),
+    unknown("GPU-deadbeef … 0 GPUs of 8", **showing("GPU-deadbeef")),
+    unknown("MIG-9999", **showing("MIG-9999"), nvml=SPLIT),
+    unknown("`8`", launch=dataclasses.replace(FELL_BACK, environment=HIDDEN), **showing("8")),
+    fires("duplicate-gpu", "`1` twice … DEVICES=1,1 from the shell's", launch=NO_LAUNCH, **showing("1,1")),
+    fires("mig-one-per-process", f"2 processes … {SLICES[0].uuid} … run 1 … -mig 0", launch=2, nvml=SPLIT),
 )
 
 SILENT = (
     silent("more-processes-than-gpus", "on the CPU", launch=dataclasses.replace(ON_CPU, topology=topology(64))),
     silent("more-processes-than-gpus", "MIG is another check", launch=2, nvml=SPLIT),
-    silent("more-processes-than-gpus", "bad list is another", launch=4, environment=showing("0,9")),
-    silent("more-processes-than-gpus", "doctor", launch=NO_LAUNCH, environment=showing("0")),
+    silent("more-processes-than-gpus", "bad list is another", launch=4, **showing("0,9")),
+    silent("more-processes-than-gpus", "doctor", launch=NO_LAUNCH, **showing("0")),
     silent("no-gpu-for-cuda", "on the CPU", launch=ON_CPU, nvml=EMPTY),
     silent("no-gpu-for-cuda", "ROCm", nvml=NO_NVML, torch=healthy_torch(cuda=None, hip="6.2")),
     silent("no-gpu-for-cuda", "device nodes without NVML", nvml=NO_NVML),
-    silent("visible-devices-unknown", "a good list", launch=NO_LAUNCH, environment=showing("7,0")),
-    silent("visible-devices-unknown", "hidden on purpose", launch=NO_LAUNCH, environment=showing("-1")),
-    silent("visible-devices-unknown", "asked for the CPU", launch=ON_CPU, environment=showing("99")),
-    silent(
-        "visible-devices-unknown",
-        "--gpus decides",
-        launch=healthy_launch(2, environment=CHOSEN),
-        environment=showing("99"),
-    ),
-    silent("duplicate-gpu", "asked for the CPU", launch=ON_CPU, environment=showing("1,1")),
-    silent("duplicate-gpu", "an unknown one is another check", launch=NO_LAUNCH, environment=showing("9")),
+    silent("visible-devices-unknown", "a good list", launch=NO_LAUNCH, **showing("7,0")),
+    silent("visible-devices-unknown", "hidden on purpose", launch=NO_LAUNCH, **showing("-1")),
+    silent("visible-devices-unknown", "asked for the CPU", launch=ON_CPU, **showing("99")),
+    silent("visible-devices-unknown", "--gpus", launch=healthy_launch(2, environment=CHOSEN), **showing("99")),
+    silent("duplicate-gpu", "asked for the CPU", launch=ON_CPU, **showing("1,1")),
+    silent("duplicate-gpu", "an unknown one is another check", launch=NO_LAUNCH, **showing("9")),
     silent("mig-one-per-process", "one rank", launch=1, nvml=SPLIT),
-    silent("mig-one-per-process", "whole GPU named", launch=2, nvml=SPLIT, environment=showing("1")),
+    silent("mig-one-per-process", "whole GPU named", launch=2, nvml=SPLIT, **showing("1")),
 )
 
 

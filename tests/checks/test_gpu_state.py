@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from ddplaunch.machine.facts import GpuProcess, MigDevice
+from ddplaunch.machine.facts import GpuProcess, MigDevice, NvmlFacts
 from ddplaunch.values.resolved import Resolved, Unavailable
 from tests.checks.cases import NO_LAUNCH, Case, fires, judge, silent
 from tests.checks.healthy import FLAG, GIB, healthy_launch, healthy_nvml, with_gpu
@@ -18,10 +18,13 @@ ORPHAN = GpuProcess(777, 2 * GIB, "ada", "python train.py", orphan=True)
 NOTEBOOK = GpuProcess(31, GIB // 2, "eve", "jupyter", orphan=False)
 BUSY = with_gpu(3, processes=(TRAINER,), memory_used_bytes=61 * GIB)
 SLICES = tuple(MigDevice(f"MIG-{number}aaa-bbbb", "H100 MIG 1g.10gb", 10 * GIB) for number in range(2))
+SPLIT = with_gpu(0, mig_enabled=True, mig_devices=SLICES, processes=(TRAINER,))
+HOT = with_gpu(2, throttle_reasons=("hardware thermal slowdown",), temperature_c=91)
+alone = partial(with_gpu, 1, compute_mode="exclusive process")
 
 
-def showing(devices: str) -> dict[str, str]:
-    return {"CUDA_VISIBLE_DEVICES": devices}
+def held_by(process: GpuProcess) -> NvmlFacts:
+    return with_gpu(0, processes=(process,), memory_used_bytes=2 * GIB)
 
 
 HIDES_IT = {"CUDA_VISIBLE_DEVICES": "0,1"}
@@ -34,58 +37,33 @@ failed = partial(fires, "gpu-remap-failed")
 FIRES = (
     busy("GPU 3 … pid 4242 of eve … `python train.py --big` … 60 GiB … `ddplaunch run 7 --gpus free:7 …`", nvml=BUSY),
     busy("GPU 3 … --gpus free:7", launch=NO_LAUNCH, nvml=BUSY),
-    busy(
-        "orphaned rank of a dead launcher … `ddplaunch clean` ends the ranks of dead launchers (pid 777)",
-        nvml=with_gpu(0, processes=(ORPHAN,), memory_used_bytes=2 * GIB),
-    ),
-    busy(
-        "ask eve to run `ddplaunch clean` … (pid 777)",
-        nvml=with_gpu(0, processes=(dataclasses.replace(ORPHAN, user="eve"),), memory_used_bytes=2 * GIB),
-    ),
+    busy("orphaned rank … `ddplaunch clean` ends the ranks of dead launchers (pid 777)", nvml=held_by(ORPHAN)),
+    busy("ask eve to run `ddplaunch clean` … (pid 777)", nvml=held_by(dataclasses.replace(ORPHAN, user="eve"))),
     busy("all GPUs are in use; wait or free one", launch=1, nvml=healthy_nvml(BUSY.gpus[3])),
     busy("jupyter … 512 MiB", "warning", nvml=with_gpu(0, processes=(NOTEBOOK,))),
     busy("not visible from here (40 GiB)", nvml=with_gpu(2, memory_used_bytes=40 * GIB)),
     busy("(40 GiB)", nvml=with_gpu(2, memory_used_bytes=40 * GIB, memory_total_bytes=Unavailable("not told"))),
     exclusive("GPU 1 … prohibited … nvidia-smi -i 1 -c DEFAULT", nvml=with_gpu(1, compute_mode="prohibited")),
-    exclusive(
-        "exclusive process … pid 4242",
-        launch=NO_LAUNCH,
-        nvml=with_gpu(1, compute_mode="exclusive process", processes=(TRAINER,)),
-    ),
+    exclusive("exclusive process … pid 4242", launch=NO_LAUNCH, nvml=alone(processes=(TRAINER,))),
     fires("gpu-lost", "GPU 7 of 8 … GPU is lost … --gpus 0,1,2,3,4,5,6", nvml=with_gpu(7, fault="GPU is lost")),
     fires("gpu-lost", "GPU 7", launch=4, nvml=with_gpu(7, fault="GPU is lost")),
     fires("gpu-lost", "GPU 0", launch=NO_LAUNCH, nvml=with_gpu(0, fault="Unknown Error")),
-    fires(
-        "gpu-ecc-errors",
-        "GPU 4 … 3 uncorrectable ECC errors … --gpu-reset -i 4",
-        "warning",
-        nvml=with_gpu(4, ecc_uncorrected=3),
-    ),
+    fires("gpu-ecc-errors", "GPU 4 … 3 uncorrectable … -i 4", "warning", nvml=with_gpu(4, ecc_uncorrected=3)),
     pending("GPU 4 … --gpu-reset -i 4", "warning", nvml=with_gpu(4, remap_pending=True)),
     failed("GPU 4 … replaced", nvml=with_gpu(4, remap_failed=True)),
     recovery("GPU 6 … recovery action reset … --gpu-reset -i 6", nvml=with_gpu(6, recovery_action="reset")),
     recovery("sudo reboot", launch=NO_LAUNCH, nvml=with_gpu(6, recovery_action="reboot")),
-    fires(
-        "gpu-throttled",
-        "GPU 2 … hardware thermal slowdown … 91 °C",
-        "warning",
-        nvml=with_gpu(2, throttle_reasons=("hardware thermal slowdown",), temperature_c=91),
-    ),
+    fires("gpu-throttled", "GPU 2 … thermal … 91 °C", "warning", nvml=HOT),
 )
 
 SILENT = (
     silent("gpu-busy", "not one of ours", launch=2, nvml=BUSY),
-    silent("gpu-busy", "hidden", launch=2, nvml=BUSY, environment=showing("4,5")),
+    silent("gpu-busy", "hidden", launch=2, nvml=BUSY, environment={"CUDA_VISIBLE_DEVICES": "4,5"}),
     silent("gpu-busy", "3 of 80 GiB", nvml=with_gpu(0, memory_used_bytes=3 * GIB)),
     silent("gpu-busy", "on the CPU", launch=ON_CPU, nvml=BUSY),
-    silent(
-        "gpu-busy",
-        "nobody can tell whose instance",
-        launch=NO_LAUNCH,
-        nvml=with_gpu(0, mig_enabled=True, mig_devices=SLICES, processes=(TRAINER,)),
-    ),
+    silent("gpu-busy", "nobody can tell whose instance", launch=NO_LAUNCH, nvml=SPLIT),
     silent("gpu-busy", "not told", nvml=with_gpu(0, processes=Unavailable("NVML: Not Supported"))),
-    silent("gpu-exclusive-mode", "and idle", nvml=with_gpu(1, compute_mode="exclusive process")),
+    silent("gpu-exclusive-mode", "and idle", nvml=alone()),
     silent("gpu-lost", "hidden", nvml=with_gpu(7, fault="lost"), environment=HIDES_IT),
     silent("gpu-lost", "on the CPU", launch=ON_CPU, nvml=with_gpu(7, fault="lost")),
     silent("gpu-ecc-errors", "not one of ours", launch=4, nvml=with_gpu(4, ecc_uncorrected=3)),

@@ -21,6 +21,8 @@ FOUR_TASKS = STEP | {"SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "
 THREE_TASKS = FOUR_TASKS | {"SLURM_STEP_TASKS_PER_NODE": "3(x2)", "SLURM_STEP_NUM_TASKS": "6"}
 ON_CPUS = {name: text for name, text in FOUR_TASKS.items() if "SLURM_STEP_GPUS" not in name}
 UNEVEN = STEP | {"SLURM_GPUS": "6", "SLURM_STEP_GPUS": "0,1,2,3,4"}
+DETECTED = Source("detected", "torch is a CPU build")
+RANK, TASKS = "slurm-node-rank-contradicts", "slurm-tasks-contradict"
 TYPED, EXPORTED = Source("flag", "--node-rank"), Source("environment", "NODE_RANK")
 
 
@@ -37,64 +39,28 @@ def on_cpu(source: Source) -> Launch:
 
 
 CASES = (
-    fires(
-        "slurm-node-rank-contradicts",
-        "node rank 0 was given, but Slurm made this node 1 of 2 … leave `--node-rank` out … "
-        "srun --kill-on-bad-exit=1 --ntasks-per-node=1",
-        launch=launch(rank=0),
-        environment=STEP,
-    ),
-    fires("slurm-node-rank-contradicts", "`unset NODE_RANK`", launch=launch(rank=0, source=EXPORTED), environment=STEP),
-    silent("slurm-node-rank-contradicts", launch=launch(), environment=STEP),
-    silent("slurm-node-rank-contradicts", "tasks count", launch=launch(rank=0), environment=FOUR_TASKS),
-    silent("slurm-node-rank-contradicts", launch=launch(rank=0), environment={}),
-    silent("slurm-node-rank-contradicts", launch=launch(1, None), environment=STEP),
-    fires(
-        "slurm-nodes-contradict",
-        "2 nodes in the Slurm step … nodes that never come … srun --nodes=4",
-        launch=launch(4, 0),
-        environment=STEP,
-    ),
+    fires(RANK, "Slurm made this node 1 of 2 … leave `--node-rank` out", launch=launch(rank=0), environment=STEP),
+    fires(RANK, "`unset NODE_RANK`", launch=launch(rank=0, source=EXPORTED), environment=STEP),
+    silent(RANK, launch=launch(), environment=STEP),
+    silent(RANK, "tasks count", launch=launch(rank=0), environment=FOUR_TASKS),
+    silent(RANK, launch=launch(rank=0), environment={}),
+    silent(RANK, launch=launch(1, None), environment=STEP),
+    fires("slurm-nodes-contradict", "nodes that never come … --nodes=4", launch=launch(4, 0), environment=STEP),
     fires("slurm-nodes-contradict", "a model of its own … srun --nodes=1", launch=launch(1, 0), environment=STEP),
     silent("slurm-nodes-contradict", launch=launch(), environment=STEP),
     silent("slurm-nodes-contradict", "elastic", launch=launch(4, 0, min_nodes=2), environment=STEP),
     silent("slurm-nodes-contradict", launch=launch(4, 0), environment={}),
-    fires(
-        "slurm-tasks-contradict",
-        "4 tasks on this node make 16 ranks, for 4 GPUs",
-        launch=launch(8),
-        environment=FOUR_TASKS,
-    ),
-    fires(
-        "slurm-tasks-contradict", "4 GPUs", launch=launch(6, processes=1), environment=THREE_TASKS
-    ),  # they do not divide among three tasks
-    fires(
-        "slurm-tasks-contradict",
-        "4 tasks on this node start 4 ranks each: 16 ranks … in each task: `ddplaunch run 1 -- train.py`",
-        "warning",
-        launch=launch(),
-        environment=ON_CPUS,
-    ),
-    silent("slurm-tasks-contradict", launch=launch(processes=1), environment=ON_CPUS),
-    silent("slurm-tasks-contradict", launch=launch(8, processes=1), environment=FOUR_TASKS),
-    silent(
-        "slurm-tasks-contradict", launch=launch(6, processes=1), environment=THREE_TASKS | {"CUDA_VISIBLE_DEVICES": "0"}
-    ),
-    silent("slurm-tasks-contradict", launch=launch(processes=8), environment=STEP),
-    fires(
-        "slurm-gpus-uneven",
-        "5 of the job's 6 GPUs are on this node of 2 … per-node=3",
-        launch=launch(),
-        environment=UNEVEN,
-    ),
+    fires(TASKS, "4 tasks on this node make 16 ranks, for 4 GPUs", launch=launch(8), environment=FOUR_TASKS),
+    # they do not divide among three tasks
+    fires(TASKS, "4 GPUs", launch=launch(6, processes=1), environment=THREE_TASKS),
+    fires(TASKS, "4 ranks each: 16 ranks … run 1 -- train.py`", "warning", launch=launch(), environment=ON_CPUS),
+    silent(TASKS, launch=launch(processes=1), environment=ON_CPUS),
+    silent(TASKS, launch=launch(8, processes=1), environment=FOUR_TASKS),
+    silent(TASKS, launch=launch(6, processes=1), environment=THREE_TASKS | {"CUDA_VISIBLE_DEVICES": "0"}),
+    silent(TASKS, launch=launch(processes=8), environment=STEP),
+    fires("slurm-gpus-uneven", "5 of the job's 6 GPUs … per-node=3", launch=launch(), environment=UNEVEN),
     silent("slurm-gpus-uneven", launch=launch(), environment=STEP | {"SLURM_GPUS": "8"}),
-    fires(
-        "slurm-gpus-unused",
-        "torch is a CPU build",
-        "warning",
-        launch=on_cpu(Source("detected", "torch is a CPU build")),
-        environment=STEP,
-    ),
+    fires("slurm-gpus-unused", "torch is a CPU b", "warning", launch=on_cpu(DETECTED), environment=STEP),
     silent("slurm-gpus-unused", "asked for", launch=on_cpu(Source("flag", "--device")), environment=STEP),
     silent("slurm-gpus-unused", launch=launch(), environment=STEP),
 )

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from ddplaunch.checks.torch_and_driver import driver_suffices, runs_on
-from ddplaunch.machine.facts import NOT_ASKED, HostFacts, NvidiaFacts, TorchFacts
+from ddplaunch.machine.facts import NOT_ASKED, HostFacts, NvidiaFacts, PythonFacts, TorchFacts
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
 from tests.checks.cases import NO_LAUNCH, Case, fires, judge, silent
 from tests.checks.healthy import (
     FLAG,
-    healthy_facts,
     healthy_gpu,
     healthy_launch,
     healthy_nvml,
@@ -39,6 +38,13 @@ DOCKER = HostFacts("c0ffee", ("172.17.0.2",), "6.8.0", "docker", "root")
 HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
 OLD_DRIVER = healthy_nvml(driver_version="470.57.02", cuda_driver_version=(11, 4))
 NO_CUDA = healthy_torch_import(cuda_available=False, cuda_error="CUDA unknown error", device_count=0)
+NO_FABRIC = dataclasses.replace(NO_CUDA, cuda_error="Error 802")
+UNKNOWN_ERROR = dataclasses.replace(MISMATCH, nvml_error="Unknown Error")
+NO_NCCL = healthy_torch_import(nccl_available=False)
+NOWHERE = Unavailable("torch is not here")
+NEW = with_gpu(5, compute_capability=(12, 0), name="NVIDIA RTX 5090")
+OLD = healthy_nvml(healthy_gpu(0, compute_capability=(3, 5)), healthy_gpu(1, compute_capability=(3, 7)))
+OF_2020 = healthy_torch_import(arch_list=("sm_80", "sm_90"))
 
 AMD = healthy_nvml(driver_version="6.12.12", cuda_driver_version=(0, 0), vendor="amd")
 ROCM = healthy_torch(version="2.8.0+rocm6.4", cuda=None, hip="6.4")
@@ -61,59 +67,30 @@ PLATFORMS = (
     silent("torch-for-other-gpus", "CPU build", nvml=AMD, torch=CPU_BUILD),
     silent("driver-too-old", "AMD's has no CUDA", nvml=AMD, torch_import=NO_CUDA),
     fires("amd-devices-denied", "/dev/kfd, /dev/dri/renderD128 … `sudo usermod -aG render,video ada`", **DENIED),
-    fires(
-        "amd-devices-denied",
-        "--device=/dev/kfd … getent group render",
-        "warning",
-        launch=NO_LAUNCH,
-        **DENIED,
-        host=DOCKER,
-    ),
+    fires("amd-devices-denied", "--device=/dev/kfd … getent", "warning", launch=NO_LAUNCH, **DENIED, host=DOCKER),
     silent("amd-devices-denied", "its own", torch=ROCM, nvml=AMD),
     silent("amd-devices-denied", "asked for the CPU", launch=ON_CPU, **DENIED),
 )
 FIRES = (
     *(case for case in PLATFORMS if case.says),
-    fires(
-        "torch-missing",
-        "torch is not here … `/opt/env/bin/python -m pip install torch`",
-        torch=Unavailable("torch is not here"),
-    ),
+    fires("torch-missing", "not here … `/opt/env/bin/python -m pip install torch`", torch=NOWHERE),
+    fires("torch-missing", "'/my env/bin/python' -m pip", torch=NOWHERE, python=PythonFacts("/my env/bin/python", "3")),
     too_old("torch 2.3.1+cu121 is older than 2.4 … `--max-restarts` never", torch=of_version("2.3.1+cu121")),
     too_old("2.2.2 … --logs-specs", torch=of_version("2.2.2+cu121")),
     too_old("1.13.1", torch=of_version("1.13.1")),
     fires("torch-import-failed", "libcudnn.so.9", launch=NO_LAUNCH, torch_import=Unavailable("no libcudnn.so.9")),
     cpu_build("2.8.0+cpu … 8 NVIDIA GPUs … --device cpu", launch=NO_LAUNCH, torch=CPU_BUILD),
     cpu_build("2.8.0+cpu", launch=FELL_BACK, torch=CPU_BUILD),
-    cpu_build(
-        "1 NVIDIA GPU\n",
-        launch=NO_LAUNCH,
-        torch=CPU_BUILD,
-        nvml=NO_NVML,
-        nvidia=dataclasses.replace(NOT_LOADED, pci_gpus=1),
-    ),
-    fires("nccl-unavailable", "without NCCL", torch_import=healthy_torch_import(nccl_available=False)),
-    fires(
-        "gpu-arch-not-in-wheel",
-        "RTX 5090 … sm_120 … sm_80 sm_90 … GPU 5",
-        nvml=with_gpu(5, compute_capability=(12, 0), name="NVIDIA RTX 5090"),
-        torch_import=healthy_torch_import(arch_list=("sm_80", "sm_90")),
-    ),
+    cpu_build("1 NVIDIA GPU\n", launch=NO_LAUNCH, torch=CPU_BUILD, nvml=NO_NVML, nvidia=NvidiaFacts(1, None, 0)),
+    fires("nccl-unavailable", "without NCCL", torch_import=NO_NCCL),
+    fires("gpu-arch-not-in-wheel", "RTX 5090 … sm_120 … sm_80 sm_90 … GPU 5", nvml=NEW, torch_import=OF_2020),
+    fires("gpu-arch-not-in-wheel", "sm_35 … sm_37 … GPU 0 … GPU 1", launch=NO_LAUNCH, nvml=OLD),
     unavailable("8 GPUs … CUDA unknown error … nvidia_uvm", torch_import=NO_CUDA),
-    unavailable(
-        "802 … nvidia-fabricmanager",
-        launch=NO_LAUNCH,
-        torch_import=dataclasses.replace(NO_CUDA, cuda_error="Error 802"),
-    ),
+    unavailable("802 … nvidia-fabricmanager", launch=NO_LAUNCH, torch_import=NO_FABRIC),
     fires("driver-too-old", "470.57.02 … 11.4 … 12.8 … 525.60.13", nvml=OLD_DRIVER, torch_import=NOT_ASKED),
     fires("driver-too-old", "580", torch=healthy_torch(cuda="13.0"), torch_import=NOT_ASKED),
     mismatch("550.90.07", nvidia=MISMATCH, nvml=NO_NVML),
-    mismatch(
-        "Unknown Error … nvidia-smi",
-        launch=NO_LAUNCH,
-        nvidia=dataclasses.replace(MISMATCH, nvml_error="Unknown Error"),
-        nvml=NO_NVML,
-    ),
+    mismatch("Unknown Error … nvidia-smi", launch=NO_LAUNCH, nvidia=UNKNOWN_ERROR, nvml=NO_NVML),
     not_loaded("2 NVIDIA GPUs … modprobe nvidia", launch=NO_LAUNCH, **UNLOADED),
     not_loaded("2 NVIDIA GPUs", "warning", launch=FELL_BACK, **UNLOADED, host=DOCKER),
     fires("gpus-not-in-container", "docker … --gpus all", **HIDDEN_THERE, host=DOCKER),
@@ -132,9 +109,7 @@ SILENT = (
     silent("torch-cpu-build-on-gpu-machine", "no GPU", torch=CPU_BUILD, nvml=healthy_nvml(gpus=())),
     silent("torch-cpu-build-on-gpu-machine", "the host's", launch=NO_LAUNCH, torch=CPU_BUILD, **HIDDEN_THERE),
     silent("torch-cpu-build-on-gpu-machine", "ROCm", torch=healthy_torch(cuda=None, hip="6.2")),
-    silent(
-        "nccl-unavailable", "asked for the CPU", launch=ON_CPU, torch_import=healthy_torch_import(nccl_available=False)
-    ),
+    silent("nccl-unavailable", "asked for the CPU", launch=ON_CPU, torch_import=NO_NCCL),
     silent("gpu-arch-not-in-wheel", "not the one that is used", launch=4, nvml=with_gpu(5, compute_capability=(3, 5))),
     silent("gpu-arch-not-in-wheel", "ROCm names", torch_import=healthy_torch_import(arch_list=("gfx90a",))),
     silent("cuda-unavailable-reason", "hidden", launch=NO_LAUNCH, torch_import=NO_CUDA, environment=HIDDEN),
@@ -155,18 +130,6 @@ SILENT = (
 @pytest.mark.parametrize("case", (*FIRES, *SILENT), ids=str)
 def test_fires_with_words_and_stays_silent_without(case: Case) -> None:
     judge(case)
-
-
-def test_python_path_with_a_space_is_quoted() -> None:
-    facts = healthy_facts(torch=Unavailable("torch is not installed"))
-    assert not isinstance(facts.python, Unavailable)
-    facts = dataclasses.replace(facts, python=dataclasses.replace(facts.python, executable="/my env/bin/python"))
-    judge(fires("torch-missing", "'/my env/bin/python' -m pip", **vars(facts)))
-
-
-def test_each_gpu_without_kernels_is_named() -> None:
-    old = healthy_nvml(healthy_gpu(0, compute_capability=(3, 5)), healthy_gpu(1, compute_capability=(3, 7)))
-    judge(fires("gpu-arch-not-in-wheel", "sm_35 … sm_37 … GPU 0 … GPU 1", launch=NO_LAUNCH, nvml=old))
 
 
 @pytest.mark.parametrize(
