@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from ddplaunch import __version__
 from ddplaunch.checks.all_checks import across, run_across
 from ddplaunch.machine.facts import NvmlFacts, PackageFacts, PathFact, PythonFacts, TorchFacts
 from ddplaunch.planning.hosts_plan import HostReport
-from ddplaunch.values.finding import Finding, Severity
+from ddplaunch.values.finding import Finding
 from ddplaunch.values.resolved import Unavailable
 from tests.checks.healthy import healthy_facts
 
@@ -70,9 +71,71 @@ def findings(*hosts: HostReport) -> list[Finding]:
     return [finding for outcome in outcomes for finding in outcome.findings]
 
 
-def test_alike_hosts_have_nothing() -> None:
-    assert findings(*GOOD) == []
-    assert findings(GOOD[0]) == []
+NO_GPUS = {"nvml": Unavailable("no driver")}
+
+
+def of_packages(name: str, **versions: str) -> HostReport:
+    return host(name, {"packages": PackageFacts(versions)})
+
+
+def with_sources(name: str, here: str = "", **digests: str) -> HostReport:
+    files = tuple((f"net/{file}.py", digest) for file, digest in digests.items())
+    return host(name, sources=files, sources_here=(("net/model.py", here),) if here else ())
+
+
+def same(of: Callable[..., HostReport], *names: str, **more: str) -> tuple[HostReport, ...]:
+    return tuple(of(name, **more) for name in names)
+
+
+USUAL = {"numpy": "2.0.0", "transformers": "4.46.1", "attrs": "1"}
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        GOOD,
+        GOOD[:1],
+        (host("a", NO_GPUS), host("b", NO_GPUS)),
+        (GOOD[0], host("gpu-b", clock_ahead_s=6.0, clock_unsure_s=2.0)),  # it could not be measured well
+        (host("gpu-b", clock_ahead_s=60.0), host("gpu-c", clock_unsure_s=1e6)),
+        (*same(of_packages, "a", "c", "d", **USUAL), of_packages("e", **USUAL, pip="9")),  # pip trains nothing
+        same(with_sources, "a", "b", model="1", here="1"),
+    ],
+)
+def test_alike_hosts_have_nothing(hosts: tuple[HostReport, ...]) -> None:
+    assert findings(*hosts) == []
+
+
+def test_login_node_as_rank_0() -> None:
+    login = host("login", NO_GPUS)
+    assert "login-node-as-rank-0" in [each.code for each in findings(login, *GOOD)]
+    assert "login-node-as-rank-0" not in [each.code for each in findings(GOOD[0], login)]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "severity", "where", "whats"),
+    [
+        (
+            (of_packages("b", numpy="1.9.0", attrs="2"), *same(of_packages, "a", "c", "d", **USUAL)),
+            *("warning", ("b",), ["1.9.0 on b", "transformers differs: 4.46.1 on 3 hosts, missing on b"]),
+        ),
+        (
+            (*same(with_sources, "a", "b", model="1", data="1"), with_sources("d", model="2", data="missing")),
+            *("error", ("d",), ["differs: `net/model.py`, `net/data.py` (missing) on d"]),
+        ),
+        (
+            (*same(with_sources, "a", "b", model="missing"), with_sources("c", model="1")),  # most lack it
+            *("error", ("a", "b"), ["`net/model.py` (missing) on b"]),
+        ),
+        (same(with_sources, "a", "b", model="1", here="2"), "warning", ("a", "b"), [""]),  # not copied
+    ],
+)
+def test_packages_of_trainings_and_files_are_compared(
+    hosts: tuple[HostReport, ...], severity: str, where: tuple[str, ...], whats: list[str]
+) -> None:
+    found = findings(*hosts)
+    assert [each.what.endswith(what) for each, what in zip(found, whats, strict=True)] == [True] * len(whats)
+    assert {each.severity.value for each in found} == {severity} and found[0].where == where
 
 
 @pytest.mark.parametrize("code", sorted(FIRES))
@@ -86,39 +149,6 @@ def test_hosts_that_differ(code: str) -> None:
     assert words in found[0].what and "gpu-c" in found[0].where
 
 
-def test_login_node_as_rank_0() -> None:
-    login = host("login", {"nvml": Unavailable("no driver")})
-    assert "login-node-as-rank-0" in [each.code for each in findings(login, *GOOD)]
-    assert "login-node-as-rank-0" not in [each.code for each in findings(GOOD[0], login)]
-
-
-def test_hosts_without_gpus_are_alike() -> None:
-    bare = {"nvml": Unavailable("no driver")}
-    assert findings(host("a", bare), host("b", bare)) == []
-
-
-def test_a_clock_that_could_not_be_measured_well_is_not_blamed() -> None:
-    assert findings(GOOD[0], host("gpu-b", clock_ahead_s=6.0, clock_unsure_s=2.0)) == []
-    ahead, unknown = host("gpu-b", clock_ahead_s=60.0), host("gpu-c", clock_unsure_s=1e6)
-    assert findings(ahead, unknown) == []
-
-
-def packages(name: str, **versions: str) -> HostReport:
-    return host(name, {"packages": PackageFacts({each.replace("_", "-"): text for each, text in versions.items()})})
-
-
-def test_packages_of_trainings_are_compared() -> None:
-    usual = {"numpy": "2.0.0", "transformers": "4.46.1", "attrs": "1"}
-    good = [packages(f"gpu-{name}", **usual) for name in "acd"]
-    found = findings(packages("gpu-b", numpy="1.9.0", attrs="2"), *good)
-    assert [each.what for each in found] == [
-        "numpy differs: 2.0.0 on 3 hosts, 1.9.0 on gpu-b",
-        "transformers differs: 4.46.1 on 3 hosts, missing on gpu-b",
-    ]
-    assert {each.severity for each in found} == {Severity.WARNING} and found[0].where == ("gpu-b",)
-    assert findings(*good, packages("gpu-e", **usual, pip="9")) == []
-
-
 def test_every_check_across_hosts_has_a_case_and_a_description() -> None:
     assert {check.code for check in across()} == {*FIRES, "login-node-as-rank-0", "hosts-differ-from-here"}
 
@@ -127,29 +157,3 @@ def test_nothing_crashes_where_nothing_is_known() -> None:
     gone = Unavailable("gone")
     bare = dict.fromkeys(("torch", "nvml", "python", "host", "cpu", "memory", "shm", "network"), gone)
     findings(host("a", bare), *GOOD)
-
-
-def with_sources(name: str, **digests: str) -> HostReport:
-    return host(name, sources=tuple((f"net/{file}.py", digest) for file, digest in digests.items()))
-
-
-def test_files_are_named_with_their_hosts() -> None:
-    good = [with_sources(name, model="1", data="1") for name in "abc"]
-    assert findings(*good) == []
-    (found,) = findings(*good, with_sources("d", model="2", data="missing"), with_sources("e", model="2", data="1"))
-    assert found.severity is Severity.ERROR and found.where == ("d", "e")
-    assert found.what == (
-        "what the script imports differs: `net/model.py`, `net/data.py` (missing) on d; `net/model.py` on e"
-    )
-
-
-def test_a_file_that_most_hosts_lack_is_missing_there() -> None:
-    (found,) = findings(*(with_sources(name, model="missing") for name in "ab"), with_sources("c", model="1"))
-    assert found.where == ("a", "b") and found.what.endswith("`net/model.py` (missing) on b")
-
-
-def test_what_was_changed_here_and_not_copied() -> None:
-    same = [replace(with_sources(name, model="1"), sources_here=(("net/model.py", "2"),)) for name in "ab"]
-    (found,) = findings(*same)
-    assert (found.code, found.severity) == ("hosts-differ-from-here", Severity.WARNING)
-    assert findings(*(replace(each, sources_here=(("net/model.py", "1"),)) for each in same)) == []

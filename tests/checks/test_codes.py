@@ -8,11 +8,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from ddplaunch.checks import codes
 from ddplaunch.checks.all_checks import ALL, across
-from ddplaunch.cli.main import main
 from ddplaunch.comm.checks import CHECKS as MEASURED
 from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.values.codec import from_toml
@@ -82,11 +79,3 @@ def test_what_explain_says_of_a_code_of_each_family(golden: Golden) -> None:
     first_of_family = {each.family: each for each in reversed(EXPLAINED)}
     entries = (f"{each.code} ({each.family}): {each.title}\n{each.explanation}\n" for each in first_of_family.values())
     golden("codes", "\n".join(entries))
-
-
-def test_a_refusal_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["explain", "host-connections-dropped"])
-    assert ended.value.code == 0
-    out = capsys.readouterr().out
-    assert out.startswith("host-connections-dropped (hosts)\n") and "MaxStartups" in out and not out.endswith("\n\n")

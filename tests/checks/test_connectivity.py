@@ -61,10 +61,11 @@ NAMELESS = HostFacts("gpu-node-1", Unavailable("Name or service not known"), "6.
 GLOO_NAMED = (Variable("GLOO_SOCKET_IFNAME", "eth0", Source("detected"), "on the route"),)
 #: Names of pods come late, and a container may have a published port.
 POD, DOCKER = named("10.0.0.5", container="kubernetes"), named("172.17.0.2", container="docker")
+AWAY = several(0, "10.0.0.9")
 FOR_SEVERAL = "master-addr-is-loopback-for-several-nodes"
 
 CASES = (
-    fires("port-taken", "29500 is in use by pid 4242 of eve: python train.py … a free port", master_port=TAKEN),
+    fires("port-taken", "29500 is in use by pid 4242 of eve: python train … a free port", master_port=TAKEN),
     fires("port-taken", "on every node", launch=several(), master_port=TAKEN),
     fires("port-taken", "`unset MASTER_PORT`, and a free port", launch=BY_VARIABLE, master_port=TAKEN),
     fires("port-taken", "cannot see", launch=NO_LAUNCH, master_port=PortFact(29500, False, "Address already in use")),
@@ -127,9 +128,9 @@ CASES = (
     ),
     silent(FOR_SEVERAL, launch=healthy_launch(topology=topology(8, master_addr=Resolved("::1", FLAG)))),
     *(silent(FOR_SEVERAL, launch=several(0, address)) for address in ("10.0.0.5", "node-1", "fe80::1%eth0")),
-    fires("node-rank-0-not-master", "`--master-addr 10.0.0.5`", launch=several(0, "10.0.0.9"), **routed(THERE)),
+    fires("node-rank-0-not-master", "`--master-addr 10.0.0.5`", launch=AWAY, **routed(THERE)),
     fires("node-rank-0-not-master", "this is node rank 1", "warning", launch=several(1), **routed(HERE)),
-    fires("node-rank-0-not-master", "10.0.0.9", "warning", launch=several(0, "10.0.0.9"), **routed(THERE), **DOCKER),
+    fires("node-rank-0-not-master", "10.0.0.9", "warning", launch=AWAY, **routed(THERE), **DOCKER),
     silent("node-rank-0-not-master", launch=several(), **routed(HERE)),
     silent("node-rank-0-not-master", launch=several(1, "10.0.0.9"), **routed(THERE)),
     silent("node-rank-0-not-master", launch=several(1, "127.0.0.1"), **routed(HERE)),

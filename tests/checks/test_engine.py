@@ -102,12 +102,9 @@ def test_healthy_machine_has_nothing(launch: Launch | Unavailable) -> None:
     outcomes = run_all(available(healthy_facts(), launch, script))
     assert [(item.check.code, item.reason, item.findings) for item in outcomes if item.status == "crashed"] == []
     assert [finding.what for item in outcomes for finding in item.findings] == []
-
-
-def test_most_checks_can_look_at_the_healthy_machine() -> None:
-    outcomes = run_all(available(healthy_facts(), healthy_launch(), healthy_script()))
-    skipped = {item.check.code: item.reason for item in outcomes if item.status == "skipped"}
-    assert set(skipped.values()) <= {"no port was named", "no master address was named"}, skipped
+    skipped = {item.reason for item in outcomes if item.status == "skipped"}
+    unasked = {"no port was named", "no master address was named"}
+    assert skipped <= unasked or launch is NO_LAUNCH, "most can look at the healthy machine"
 
 
 GONE = {field.name: Unavailable("gone") for field in dataclasses.fields(Facts) if field.default is dataclasses.MISSING}

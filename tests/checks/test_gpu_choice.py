@@ -66,7 +66,7 @@ SILENT = (
     silent("visible-devices-unknown", "a good list", launch=NO_LAUNCH, **showing("7,0")),
     silent("visible-devices-unknown", "hidden on purpose", launch=NO_LAUNCH, **showing("-1")),
     silent("visible-devices-unknown", "asked for the CPU", launch=ON_CPU, **showing("99")),
-    silent("visible-devices-unknown", "--gpus", launch=healthy_launch(2, environment=CHOSEN), **showing("99")),
+    silent("visible-devices-unknown", launch=healthy_launch(2, environment=CHOSEN), **showing("99")),
     silent("duplicate-gpu", "asked for the CPU", launch=ON_CPU, **showing("1,1")),
     silent("duplicate-gpu", "an unknown one is another check", launch=NO_LAUNCH, **showing("9")),
     silent("mig-one-per-process", "one rank", launch=1, nvml=SPLIT),

@@ -37,8 +37,8 @@ failed = partial(fires, "gpu-remap-failed")
 FIRES = (
     busy("GPU 3 … pid 4242 of eve … `python train.py --big` … 60 GiB … `ddplaunch run 7 --gpus free:7 …`", nvml=BUSY),
     busy("GPU 3 … --gpus free:7", launch=NO_LAUNCH, nvml=BUSY),
-    busy("orphaned rank … `ddplaunch clean` ends the ranks of dead launchers (pid 777)", nvml=held_by(ORPHAN)),
-    busy("ask eve to run `ddplaunch clean` … (pid 777)", nvml=held_by(dataclasses.replace(ORPHAN, user="eve"))),
+    busy("orphaned rank … `ddplaunch clean` ends the ranks of dead … (pid 777)", nvml=held_by(ORPHAN)),
+    busy("ask eve to run `ddplaunch … (pid 777)", nvml=held_by(dataclasses.replace(ORPHAN, user="eve"))),
     busy("all GPUs are in use; wait or free one", launch=1, nvml=healthy_nvml(BUSY.gpus[3])),
     busy("jupyter … 512 MiB", "warning", nvml=with_gpu(0, processes=(NOTEBOOK,))),
     busy("not visible from here (40 GiB)", nvml=with_gpu(2, memory_used_bytes=40 * GIB)),

@@ -39,13 +39,13 @@ def on_cpu(source: Source) -> Launch:
 
 
 CASES = (
-    fires(RANK, "Slurm made this node 1 of 2 … leave `--node-rank` out", launch=launch(rank=0), environment=STEP),
+    fires(RANK, "this node 1 of 2 … leave `--node-rank` out", launch=launch(rank=0), environment=STEP),
     fires(RANK, "`unset NODE_RANK`", launch=launch(rank=0, source=EXPORTED), environment=STEP),
     silent(RANK, launch=launch(), environment=STEP),
     silent(RANK, "tasks count", launch=launch(rank=0), environment=FOUR_TASKS),
     silent(RANK, launch=launch(rank=0), environment={}),
     silent(RANK, launch=launch(1, None), environment=STEP),
-    fires("slurm-nodes-contradict", "nodes that never come … --nodes=4", launch=launch(4, 0), environment=STEP),
+    fires("slurm-nodes-contradict", "that never come … --nodes=4", launch=launch(4, 0), environment=STEP),
     fires("slurm-nodes-contradict", "a model of its own … srun --nodes=1", launch=launch(1, 0), environment=STEP),
     silent("slurm-nodes-contradict", launch=launch(), environment=STEP),
     silent("slurm-nodes-contradict", "elastic", launch=launch(4, 0, min_nodes=2), environment=STEP),
@@ -53,7 +53,7 @@ CASES = (
     fires(TASKS, "4 tasks on this node make 16 ranks, for 4 GPUs", launch=launch(8), environment=FOUR_TASKS),
     # they do not divide among three tasks
     fires(TASKS, "4 GPUs", launch=launch(6, processes=1), environment=THREE_TASKS),
-    fires(TASKS, "4 ranks each: 16 ranks … run 1 -- train.py`", "warning", launch=launch(), environment=ON_CPUS),
+    fires(TASKS, "4 ranks each: 16 ranks … run 1 -- train", "warning", launch=launch(), environment=ON_CPUS),
     silent(TASKS, launch=launch(processes=1), environment=ON_CPUS),
     silent(TASKS, launch=launch(8, processes=1), environment=FOUR_TASKS),
     silent(TASKS, launch=launch(6, processes=1), environment=THREE_TASKS | {"CUDA_VISIBLE_DEVICES": "0"}),

@@ -12,6 +12,7 @@ from tests.checks.cases import NO_LAUNCH, NO_SCRIPT, Case, fires, judge, silent
 from tests.checks.healthy import GIB
 
 MIB = 1024**2
+NOT_THERE = ("missing", "unreachable")
 FAST = ("ext4", "xfs", "lustre", "gpfs", "beegfs", "fuse.juicefs", "tmpfs")
 GOOD = PathFact("/data/my text", "directory", True, True, False, 800 * GIB, 1000 * GIB, 10**7, "ext4")
 
@@ -55,10 +56,10 @@ SILENT = (
     silent("data-unreadable", **data(kind="missing", readable=False)),
     silent("data-unreadable", **data(kind="unreachable", readable=False)),
     silent("data-empty", **data(empty=True, readable=False)),
-    *(silent("data-empty", **data(kind=kind, empty=True)) for kind in ("missing", "unreachable")),
+    *(silent("data-empty", **data(kind=kind, empty=True)) for kind in NOT_THERE),
     silent("data-unreachable", **data(filesystem="nfs4")),
-    *(silent("data-on-slow-storage", **data(filesystem=kind)) for kind in (None, *FAST)),  # built for training
-    *(silent("data-on-slow-storage", **data(kind=kind, filesystem="nfs4")) for kind in ("missing", "unreachable")),
+    *(silent("data-on-slow-storage", **data(filesystem=kind)) for kind in (None, *FAST)),  # built for it
+    *(silent("data-on-slow-storage", **data(kind=kind, filesystem="nfs4")) for kind in NOT_THERE),
     silent("output-not-writable", **output(kind="unreachable", writable=False)),
     silent("output-not-writable", **output(kind="missing", writable=True)),
     silent("output-unreachable", **output(kind="missing")),

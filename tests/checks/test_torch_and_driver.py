@@ -67,14 +67,14 @@ PLATFORMS = (
     silent("torch-for-other-gpus", "CPU build", nvml=AMD, torch=CPU_BUILD),
     silent("driver-too-old", "AMD's has no CUDA", nvml=AMD, torch_import=NO_CUDA),
     fires("amd-devices-denied", "/dev/kfd, /dev/dri/renderD128 … `sudo usermod -aG render,video ada`", **DENIED),
-    fires("amd-devices-denied", "--device=/dev/kfd … getent", "warning", launch=NO_LAUNCH, **DENIED, host=DOCKER),
+    fires("amd-devices-denied", "--device=/dev/kfd … g", "warning", launch=NO_LAUNCH, **DENIED, host=DOCKER),
     silent("amd-devices-denied", "its own", torch=ROCM, nvml=AMD),
     silent("amd-devices-denied", "asked for the CPU", launch=ON_CPU, **DENIED),
 )
 FIRES = (
     *(case for case in PLATFORMS if case.says),
     fires("torch-missing", "not here … `/opt/env/bin/python -m pip install torch`", torch=NOWHERE),
-    fires("torch-missing", "'/my env/bin/python' -m pip", torch=NOWHERE, python=PythonFacts("/my env/bin/python", "3")),
+    fires("torch-missing", "'/my env/python' -m", torch=NOWHERE, python=PythonFacts("/my env/python", "3")),
     too_old("torch 2.3.1+cu121 is older than 2.4 … `--max-restarts` never", torch=of_version("2.3.1+cu121")),
     too_old("2.2.2 … --logs-specs", torch=of_version("2.2.2+cu121")),
     too_old("1.13.1", torch=of_version("1.13.1")),
