@@ -1,8 +1,7 @@
 """Whether `scale` names a planted bottleneck, run after run: ``python -m benchmarks.planted``.
 
-Six scripts with one fault each, and one without (``tests/cli/test_scale.py``), are measured in turns at whatever load
-the machine has, which is told beside. Prints a table and writes benchmarks/results/planted.json and planted.md after
-each round. With ``--check`` a bottleneck that was not named in every run is exit status 1.
+A script with one of six faults, or without one, is measured in turns at whatever load the machine has, which is told
+beside. Prints a table and writes benchmarks/results/planted.json and planted.md after each round. With ``--check`` a bottleneck that was not named in every run is exit status 1.
 """
 
 from __future__ import annotations
@@ -16,9 +15,80 @@ from pathlib import Path
 
 from benchmarks.publishing import parser, publish
 from benchmarks.timing import machine
-from tests.cli.test_scale import CODES, PLANTED, SIZE_OF
 from tests.hosts.launching import ANYWHERE, clean_environment, ddplaunch
 
+#: A model that sleeps is as fast on a busy machine as on an idle one; what is planted is what a rank really does.
+PLANTED = """
+import argparse, os, time, torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+parser = argparse.ArgumentParser()
+parser.add_argument("--planted", default="nothing")
+parser.add_argument("--batch-size", type=int, default=4)
+parser.add_argument("--steps", type=int, default=100000)
+parser.add_argument("--lr", type=float, default=0.01)
+parser.add_argument("--out-dir", default="out")
+arguments = parser.parse_args()
+planted = arguments.planted
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.set_num_threads(16 if planted == "threads" else 1)
+
+class Samples(Dataset):
+    def __len__(self):
+        return 1 << 20
+    def __getitem__(self, index):
+        if planted == "input":
+            time.sleep(0.02)
+        return torch.ones(8)
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        wide = 6_000_000 if planted == "communication" else 8
+        self.wide = torch.nn.Parameter(torch.zeros(wide))
+        self.square = torch.ones(512, 512)
+        self.large = torch.nn.Linear(1024, 1024) if planted == "threads" else None
+        self.one = torch.nn.Linear(8, 1)
+    def forward(self, batch):
+        if planted == "threads":
+            return self.large(torch.ones(2048, 1024)).sum() + self.one(batch).sum() + self.wide.sum()
+        if planted == "cpus":
+            torch.mm(self.square, self.square)
+        elif planted == "saving" and rank == 0:
+            time.sleep(0.03)
+        elif planted not in ("communication", "input"):
+            time.sleep(0.08 if planted == "late" and rank == 1 else 0.03)
+        return self.one(batch).sum() + self.wide[0] * 0.0
+
+model = torch.nn.parallel.DistributedDataParallel(Model(), bucket_cap_mb=100)
+optimizer = torch.optim.SGD(model.parameters(), arguments.lr)
+os.makedirs(arguments.out_dir, exist_ok=True)
+open(os.path.join(arguments.out_dir, f"rank-{rank}"), "w").close()
+loader = DataLoader(Samples(), arguments.batch_size)
+for done, batch in enumerate(loader):
+    if done == arguments.steps:
+        break
+    optimizer.zero_grad(set_to_none=False)
+    model(batch).backward()
+    optimizer.step()
+    if planted == "saving" and rank == 0:
+        time.sleep(0.06)  # it logs, or saves, while the others wait
+dist.barrier()
+os._exit(0)
+"""
+#: What is planted, and the verdict on it.
+CODES = {
+    "input": "input-bound",
+    "communication": "communication-bound",
+    "late": "rank-late",
+    "saving": "rank-late",
+    "threads": "threads-exceed-cpus",
+    "cpus": "cpus-used-up",
+    "nothing": None,
+}
+#: More ranks than CPUs, each with one thread.
+SIZE_OF = {"cpus": str(2 * (os.cpu_count() or 1))}
 DEADLINE_S = 300
 
 

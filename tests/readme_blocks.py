@@ -224,7 +224,6 @@ def comparable(block: Block, text: str) -> str:
     )
     text = re.sub(r"\d+ usable CPUs?", "N usable CPUs", text)
     text = re.sub(r"OMP_NUM_THREADS=\d+", "OMP_NUM_THREADS=N", text)
-    text = re.sub(r"OMP_NUM_THREADS=\d+", "OMP_NUM_THREADS=N", text)
     text = re.sub(r"(?<=\.err:)\d+", "N", text)  # Python versions draw tracebacks with more or fewer lines
     text = re.sub(r"\(pid \d+\)", "(pid N)", text)
     return re.sub(r"\b(after|for) (?:\d+ min )?[\d.]+ s\b", r"\1 N s", text)

@@ -13,16 +13,6 @@ from ddplaunch.values.resolved import Resolved, Source
 FLAG = Source("flag")
 
 
-def test_a_table_sets_options_with_their_source() -> None:
-    table = {"batch-size": 8, "base-lr": 1, "data": ["a", "b"], "stacks": False}
-    options = parse_options(said_in_table(table, "ddplaunch.toml"))
-    source = Source("profile", "ddplaunch.toml")
-    assert options.batch_size == Resolved(8, source)
-    assert options.base_lr == Resolved(1.0, source)
-    assert options.data == (Resolved("a", source), Resolved("b", source))
-    assert options.stacks == Resolved(False, source)
-
-
 @pytest.mark.parametrize(
     ("flags", "table", "gone"),
     [

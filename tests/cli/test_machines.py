@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -19,39 +18,10 @@ __all__ = ["fake_nvml", "fake_nvml_library", "folder"]
 ANY_TORCH = ["--device", "cuda", "--ignore", "torch-cpu-build-on-gpu-machine,driver-too-old"]
 
 
-def test_gpus_count_within_what_is_visible_and_the_plan_says_so(folder: Path, fake_nvml: FakeNvml) -> None:
-    environment = {**fake_nvml.environment(8), "CUDA_VISIBLE_DEVICES": "6,7"}
-    result = spawn(["plan", "1", "--gpus", "1", *ANY_TORCH, "--json", "--", "train.py"], folder, environment)
-    assert result.returncode == 0, result.stderr
-    document = json.loads(result.stdout)
-    assert "error" not in [finding["severity"] for finding in document["findings"]]
-    variables = {each["name"]: each["value"] for each in document["environment"]}
-    assert (variables["CUDA_VISIBLE_DEVICES"], variables["CUDA_DEVICE_ORDER"]) == ("7", "PCI_BUS_ID")
-    assert document["notes"] == [
-        "`--gpus` counts positions in CUDA_VISIBLE_DEVICES=6,7 from the shell's environment; nvidia-smi's numbers are 7"
-    ]
-
-
 def test_scale_counts_the_gpus_that_a_launch_would_take(folder: Path, fake_nvml: FakeNvml) -> None:
     result = spawn(["scale", "9", "--gpus", "free:2", *ANY_TORCH, "--", "train.py"], folder, fake_nvml.environment(8))
     assert result.returncode == 2, result.stderr
     assert b"size 9 is too large for 2 GPUs" in result.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "status", "code"),
-    [
-        (["9"], 4, "more-processes-than-gpus"),
-        (["9", "--gpus", "free:9"], 4, "gpus-too-few"),
-    ],
-)
-def test_gpus_that_are_not_there(folder: Path, fake_nvml: FakeNvml, words: list[str], status: int, code: str) -> None:
-    environment = fake_nvml.environment(8)
-    result = spawn(["run", *words, *ANY_TORCH, "--", "train.py"], folder, environment)
-    assert result.returncode == status, result.stderr
-    assert f"error[{code}]".encode() in result.stderr and b"nothing was launched" in result.stderr
-    assert not (folder / ".ddplaunch").exists()
 
 
 @pytest.fixture

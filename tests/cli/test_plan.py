@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -54,49 +53,24 @@ dist.init_process_group("gloo")
 """
 
 
-def planned(call: Call, *words: str, args: tuple[str, ...] = (), script: str = OWN) -> dict[str, Any]:
-    """The plan of a script with an option for every number, on 4 processes without GPUs."""
-    Path("own.py").write_text(script)
-    said = call("plan", "4", "--device", "cpu", "--no-checks", *words, "--json", "--", "own.py", *args)
-    assert said.status == 0, said.err
-    found: dict[str, Any] = json.loads(said.out)
-    return found
-
-
 @pytest.mark.parametrize(
     ("words", "args"),
     [
         ((), []),
-        (("--batch-size", "8"), ["--batch-size", "8"]),
-        (("--lr", "0.4"), ["--lr", "0.4"]),
         (("--base-lr", "0.1"), ["--lr", "0.4"]),
-        (("--warmup", "50"), ["--warmup-steps", "50"]),
+        (("--base-batch-size", "16"), ["--lr", "0.2"]),  # from the script's own
         (("--base-warmup", "50"), ["--warmup-steps", "200"]),
-        (("--accum", "2"), ["--grad-accum", "2"]),
-        (("--global-batch-size", "64"), ["--batch-size", "16"]),
         (("--global-batch-size", "64", "--batch-size", "8"), ["--batch-size", "8", "--grad-accum", "2"]),
         (("--dataset-size", "640"), []),
         (("--lr", "0.4", "--lr-option=--head-lr"), ["--head-lr", "0.4"]),
-        (("--batch-size", "8", "--batch-option=batch-size:total"), ["--batch-size", "32"]),
         (("--batch-size", "8", "--batch-option=none"), []),
     ],
 )
 def test_only_what_a_number_was_given_for_is_filled_in(call: Call, words: tuple[str, ...], args: list[str]) -> None:
-    assert planned(call, *words)["target"]["args"] == args
-
-
-def test_a_base_batch_alone_scales_from_the_scripts_own_learning_rate(call: Call) -> None:
-    plan = planned(call, "--base-batch-size", "16")
-    assert plan["numbers"]["base_lr"] == {"value": 0.1, "source": "script", "detail": "default at own.py:7"}
-    assert plan["target"]["args"] == ["--lr", "0.2"]
-    assert planned(call, "--base-batch-size", "32")["target"]["args"] == ["--lr", "0.1"]
-    words = ("--base-lr", "0.1", "--batch-option=batch-size:total")
-    said = planned(call, *words, args=("--lr", "{lr}", "--head-lr={lr}"))
-    assert said["target"]["args"] == ["--lr", "0.4", "--head-lr=0.4"]
-    (handed_out,) = (each["value"] for each in said["environment"] if each["name"] == "DDPLAUNCH_PLAN")
-    assert json.loads(handed_out)["lr"] == 0.4
-    passed = planned(call, "--lr-scaling", "sqrt", args=("--batch-size", "16"))
-    assert passed["target"]["args"] == ["--lr", "0.2", "--batch-size", "16"]
+    """Of a script with an option for every number, on 4 processes without GPUs."""
+    Path("own.py").write_text(OWN)
+    said = call("plan", "4", "--device", "cpu", "--no-checks", *words, "--json", "--", "own.py")
+    assert json.loads(said.out)["target"]["args"] == args, said.err
 
 
 @pytest.mark.parametrize(

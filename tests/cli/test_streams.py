@@ -75,14 +75,6 @@ def test_interrupted_while_it_prepares(folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["e", "train.py"]
 
 
-def test_no_color(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert "\x1b[" in call("run", "0", "--", "train.py").err
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b" not in call("run", "0", "--", "train.py").err
-    assert "\x1b" not in call("plan", "2", "--batch-size", "8").out
-
-
 def test_alone_it_shows_what_it_can_do(call: Call) -> None:
     said = call()
     assert said.status == 2 and call("--", "train.py") == said

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.planted import PLANTED
 from ddplaunch.cli.parsing.typed_words import TypedLaunch
 from ddplaunch.cli.prepare import prepare
 from ddplaunch.cli.target import parse_target
@@ -21,7 +22,6 @@ from ddplaunch.planning.flag import DeviceWord
 from ddplaunch.planning.options import Options
 from ddplaunch.values.resolved import Resolved, Source
 from tests.cli.cli_calls import Call, call
-from tests.cli.test_scale import PLANTED
 
 __all__ = ["call"]
 

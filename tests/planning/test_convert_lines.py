@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.machine.software import torchrun_flags
-from ddplaunch.planning.convert.launch_words import Word, divided, known_word, known_words
+from ddplaunch.planning.convert.launch_words import Word, known_word, known_words
 from ddplaunch.planning.convert.launcher_line import translate
 from ddplaunch.planning.convert.launcher_options import LAUNCHERS
 from ddplaunch.planning.convert.translation import Translation
@@ -128,21 +128,6 @@ def test_a_variable_stays_one() -> None:
     )
     assert found is not None
     assert found.source == 'ddplaunch run $N --nnodes "$M" --node-rank 0 --master-addr "$A" -- t.py "$@"'
-
-
-def test_options_in_a_variable_are_not_guessed() -> None:
-    found = translate([known_word("torchrun"), Word("$ARGS"), known_word("t.py")])
-    assert found is not None and not found.words and found.unknown[0].what == "`$ARGS`"
-
-
-@pytest.mark.parametrize(
-    ("total", "parts", "quotient"),
-    [("8", "2", "4"), ("8", "1", "8"), ("$N", "1", "$N"), ("$N", "$M", "$((N / M))"), ('"${N}"', "2", "$((N / 2))")],
-)
-def test_processes_of_a_node(total: str, parts: str, quotient: str) -> None:
-    words = [Word(text, None if "$" in text else text) for text in (total, parts)]
-    found = divided(*words)
-    assert found is not None and found.source == quotient
 
 
 def test_every_option_of_the_installed_torchrun_is_known() -> None:

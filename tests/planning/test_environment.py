@@ -112,7 +112,3 @@ def test_the_interface_on_the_route_is_named_to_nccl_exactly_and_to_gloo() -> No
         unnamed = replace(route, interface=interface)
         found = decide(options, healthy_facts(network=healthy_network(route_to_master=unnamed)))
         assert "NCCL_SOCKET_IFNAME" not in found
-
-
-def test_stale_torchrun_variables_are_taken_away() -> None:
-    assert decide(environ={"PET_NNODES": "4"})["PET_NNODES"].value is None

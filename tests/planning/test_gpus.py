@@ -142,6 +142,8 @@ PARTLY = machine(gpu(0), gpu(1, fault="GPU is lost"), gpu(2, compute_mode="prohi
     ("text", "nvml", "more", "chosen"),
     [
         ("3,0", FOUR, {}, "3,0"),
+        ("3,0", FOUR, {}, "GPU-33aa-3,GPU-00aa-0"),
+        ("GPU-22", FOUR, {}, "GPU-22aa-2"),
         ("0,GPU-22", FOUR, {}, "GPU-00aa-0,GPU-22aa-2"),  # a list of both kinds becomes UUIDs
         ("1", BOTH, {"within": Exported("MIG-a1,MIG-b2")}, "MIG-b2"),  # nvidia-smi has no numbers for them
         ("0,2", MIXED, {"within": Exported(None, order="FASTEST_FIRST")}, "GPU-00aa-0,GPU-22aa-2"),
@@ -162,11 +164,6 @@ PARTLY = machine(gpu(0), gpu(1, fault="GPU is lost"), gpu(2, compute_mode="prohi
 def test_what_cuda_visible_devices_becomes(text: str, nvml: NvmlFacts, more: dict[str, Any], chosen: str) -> None:
     found = picked(text, nvml, **more)
     assert chosen in (named(found), ",".join(uuids(found)))
-
-
-def test_indices_are_taken_in_the_order_given() -> None:
-    assert picked("3,0").notes == () and uuids(picked("3,0")) == ("GPU-33aa-3", "GPU-00aa-0")
-    assert picked("GPU-22").entries[0].gpu.index == 2
 
 
 @pytest.mark.parametrize(

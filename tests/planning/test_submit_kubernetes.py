@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from ddplaunch.ui.submit_view import yaml_text
 from tests.agent.guarded import until
 from tests.cli.cli_calls import Call, call, folder
-from tests.conftest import Golden, skip
+from tests.conftest import Golden
 from tests.hosts.launching import clean_environment, ddplaunch
 from tests.hosts.namespaces import nodes
 from tests.ssh.launched import TRAIN
@@ -87,30 +86,6 @@ def test_every_flag_stands_where_kubernetes_reads_it(call: Call) -> None:
     ]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 2, "cpu": 8, "memory": "64Gi"}
     assert job["metadata"] == service["metadata"] == {"name": "train"}
-
-
-@pytest.mark.slow
-def test_kubectl_reads_the_objects_as_its_own_kinds(call: Call) -> None:
-    """Without a server: its own types drop what they do not know, so everything has to come out again."""
-    if shutil.which("kubectl") is None:
-        skip("there is no kubectl (Debian: kubernetes-client)")
-    objects = manifest(call, *SMALL, "--nnodes", "2", *EVERYTHING, "--", "train.py")
-    for each in objects:
-        words = ["kubectl", "label", "--local", "-o", "json", "-f", "-", "read=yes"]
-        done = subprocess.run(words, input=yaml_text(each), capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stderr
-        read = yaml.safe_load(done.stdout)
-        assert read["metadata"]["labels"].pop("read") == "yes"
-        assert missing(each, read) == []
-
-
-def missing(value: Any, read: Any, at: str = "") -> list[str]:
-    """Return where ``read`` lacks something of ``value``, or has it otherwise."""
-    if isinstance(value, dict) and isinstance(read, dict):
-        return [name for key in value for name in missing(value[key], read.get(key), f"{at}.{key}")]
-    if isinstance(value, list) and isinstance(read, list) and len(value) == len(read):
-        return [name for i, pair in enumerate(zip(value, read, strict=True)) for name in missing(*pair, f"{at}[{i}]")]
-    return [] if str(value) == str(read) else [at]  # a quantity is text there
 
 
 @pytest.mark.slow

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.planted import PLANTED
 from ddplaunch.records.find import read_record, runs_of_job
 from ddplaunch.records.first_failure import first_failed_node
 from ddplaunch.records.outcome import RunOutcome, read_outcome
-from tests.cli.test_scale import PLANTED
 from tests.conftest import skip
 from tests.slurm.cluster import GPUS, Cluster, missing
 
