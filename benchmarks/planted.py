@@ -1,7 +1,8 @@
 """Whether `scale` names a planted bottleneck, run after run: ``python -m benchmarks.planted``.
 
 A script with one of six faults, or without one, is measured in turns at whatever load the machine has, which is told
-beside. Prints a table and writes benchmarks/results/planted.json and planted.md after each round. With ``--check`` a bottleneck that was not named in every run is exit status 1.
+beside. Prints a table and writes benchmarks/results/planted.json and planted.md after each round. With ``--check`` a
+bottleneck that was not named in every run is exit status 1.
 """
 
 from __future__ import annotations

@@ -26,16 +26,6 @@ def test_underwater_train_ddp_4_4_20_256(tmp_path: Path) -> None:
     assert (guide.folder / "experiments" / "daclip_student_ddp.pt").is_file()
 
 
-def test_underwater_torchrun_directly_becomes_run_with_a_port(tmp_path: Path) -> None:
-    port = free_port()
-    run = underwater(tmp_path).run(
-        "ddplaunch", "run", "2", "--master-port", str(port), "--", *MODULE, *PATHS, "--epochs", "2", "--batch-size",
-        "16", "--ddp",
-    )  # fmt: skip
-    distributed(run, world_size=2, epochs=2, batch_size=16)
-    assert run.ranks[0]["environment"]["MASTER_PORT"] == str(port)
-
-
 def test_the_fix_of_a_refusal_works_as_it_is_said(tmp_path: Path) -> None:
     """Whoever never typed `ddplaunch` can follow the fix, and so does this."""
     guide = Guide("underwater-ir", tmp_path)

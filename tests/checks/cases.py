@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
+
+import pytest
 
 from ddplaunch.checks.all_checks import ALL
 from ddplaunch.checks.check import Check, CheckOutcome, available, run_check
@@ -73,6 +75,16 @@ def judge(case: Case) -> None:
         assert (finding.code, finding.severity.value) == (case.code, case.severity)
         assert finding.what and finding.why and finding.fix and "\n" not in finding.what
     assert [part for part in case.says.split(" … ") if part not in said] == [], said
+
+
+def judged(*cases: Case) -> Callable[[Case], None]:
+    """Return the test of a table: each of its checks fires with its words, and stays silent without them."""
+
+    @pytest.mark.parametrize("case", cases, ids=str)
+    def test(case: Case) -> None:
+        judge(case)
+
+    return test
 
 
 def outcome_of(

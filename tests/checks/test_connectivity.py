@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from ddplaunch.machine.facts import HostFacts, InfinibandPort, Interface, PortFact, Route
 from ddplaunch.planning.launch import Launch, Variable
 from ddplaunch.planning.options import Options
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
-from tests.checks.cases import NO_LAUNCH, Case, fires, judge, silent
+from tests.checks.cases import NO_LAUNCH, fires, judged, silent
 from tests.checks.healthy import FLAG, healthy_launch, healthy_network, topology
 
 CPU = Resolved("cpu", FLAG)
@@ -136,8 +134,4 @@ CASES = (
     silent("node-rank-0-not-master", launch=several(1, "127.0.0.1"), **routed(HERE)),
     silent("node-rank-0-not-master", launch=BY_TASK, **routed(HERE)),
 )
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_fires_with_words_and_stays_silent_without(case: Case) -> None:
-    judge(case)
+test_fires_with_words_and_stays_silent_without = judged(*CASES)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 from functools import partial
 
-import pytest
-
 from ddplaunch.machine.facts import MigDevice, NvidiaFacts
 from ddplaunch.planning.launch import Variable
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
-from tests.checks.cases import NO_LAUNCH, Case, fires, judge, silent
+from tests.checks.cases import NO_LAUNCH, fires, judged, silent
 from tests.checks.healthy import FLAG, GIB, healthy_gpu, healthy_launch, healthy_nvml, healthy_torch, topology
 
 ON_CPU = healthy_launch(device=Resolved("cpu", FLAG))
@@ -72,8 +70,4 @@ SILENT = (
     silent("mig-one-per-process", "one rank", launch=1, nvml=SPLIT),
     silent("mig-one-per-process", "whole GPU named", launch=2, nvml=SPLIT, **showing("1")),
 )
-
-
-@pytest.mark.parametrize("case", (*FIRES, *SILENT), ids=str)
-def test_fires_with_words_and_stays_silent_without(case: Case) -> None:
-    judge(case)
+test_fires_with_words_and_stays_silent_without = judged(*FIRES, *SILENT)

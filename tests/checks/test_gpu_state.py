@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 from functools import partial
 
-import pytest
-
 from ddplaunch.machine.facts import GpuProcess, MigDevice, NvmlFacts
 from ddplaunch.values.resolved import Resolved, Unavailable
-from tests.checks.cases import NO_LAUNCH, Case, fires, judge, silent
+from tests.checks.cases import NO_LAUNCH, fires, judged, silent
 from tests.checks.healthy import FLAG, GIB, healthy_launch, healthy_nvml, with_gpu
 
 ON_CPU = healthy_launch(device=Resolved("cpu", FLAG))
@@ -73,8 +71,4 @@ SILENT = (
     silent("gpu-recovery-needed", "old driver", nvml=with_gpu(6, recovery_action=Unavailable("too old"))),
     silent("gpu-throttled", "not told", nvml=with_gpu(2, throttle_reasons=Unavailable("Not Supported"))),
 )
-
-
-@pytest.mark.parametrize("case", (*FIRES, *SILENT), ids=str)
-def test_fires_with_words_and_stays_silent_without(case: Case) -> None:
-    judge(case)
+test_fires_with_words_and_stays_silent_without = judged(*FIRES, *SILENT)

@@ -11,7 +11,7 @@ from ddplaunch.checks.host import workers_per_process
 from ddplaunch.machine.facts import CpuFacts, LimitFacts, MemoryFacts, ShmFacts
 from ddplaunch.planning.launch import Launch, Placement, Target
 from ddplaunch.values.resolved import Resolved
-from tests.checks.cases import NO_LAUNCH, Case, fires, judge, silent
+from tests.checks.cases import NO_LAUNCH, fires, judged, silent
 from tests.checks.healthy import FLAG, GIB, healthy_launch, healthy_network, topology
 
 MIB = 1024**2
@@ -84,11 +84,7 @@ CASES = (
     fires("memory-short", "31 processes", "warning", launch=31, **memory(8 * GIB)),
     fires("memory-short", "33 processes", launch=33, **memory(8 * GIB)),
 )
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_fires_with_words_and_stays_silent_without(case: Case) -> None:
-    judge(case)
+test_fires_with_words_and_stays_silent_without = judged(*CASES)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from ddplaunch.planning.launch import Launch, Needs, Target
 from ddplaunch.planning.options import Options
 from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, Mistake
 from ddplaunch.values.resolved import Resolved, Source, SourceKind
-from tests.checks.cases import Case, fires, judge, silent
+from tests.checks.cases import fires, judged, silent
 from tests.checks.healthy import FLAG, healthy_launch, healthy_script, healthy_torch, healthy_torch_import, topology
 from tests.cli.cli_calls import Call, call, folder
 
@@ -127,11 +127,7 @@ CASES = (
     silent("rendezvous-in-script", "the launch has it too", **meeting("tcp://127.0.0.1:23456", NAMED)),
     silent("rendezvous-in-script", "the launch has it too", **meeting("MASTER_PORT=23456", NAMED)),
 )
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_fires_with_words_and_stays_silent_without(case: Case) -> None:
-    judge(case)
+test_fires_with_words_and_stays_silent_without = judged(*CASES)
 
 
 def test_every_mistake_is_described_with_a_wrong_and_a_corrected_line() -> None:

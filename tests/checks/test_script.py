@@ -7,8 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import pytest
-
 from ddplaunch.checks.script import CHECKS
 from ddplaunch.planning.launch import Launch, Missing, Target
 from ddplaunch.scaling.numbers import Numbers
@@ -21,7 +19,7 @@ from ddplaunch.script.script_report import (
     ScriptReport,
 )
 from ddplaunch.values.resolved import Resolved
-from tests.checks.cases import Case, fires, found, judge, outcome_of, silent
+from tests.checks.cases import Case, fires, found, judged, outcome_of, silent
 from tests.checks.healthy import FLAG, healthy_launch, healthy_script, topology
 
 HERE = DeclaredAt("train.py", 7)
@@ -275,11 +273,7 @@ NOT_RECEIVED = (
     silent("number-not-received"),
 )
 CASES = (*(*OF_SCRIPT, *SWITCH, *DEMANDED, *CONTRADICTED, *NEVER, *TWICE, *LAUNCHERS, *OF_NUMBERS, *NOT_RECEIVED),)
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_fires_with_words_and_stays_silent_without(case: Case) -> None:
-    judge(case)
+test_fires_with_words_and_stays_silent_without = judged(*CASES)
 
 
 def test_numbers_that_do_not_arrive_for_other_reasons_stand_apart() -> None:

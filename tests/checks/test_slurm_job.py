@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from ddplaunch.planning.launch import Launch, Topology
 from ddplaunch.values.resolved import Resolved, Source
-from tests.checks.cases import Case, fires, judge, silent
+from tests.checks.cases import fires, judged, silent
 from tests.checks.healthy import healthy_launch
 from tests.planning.test_inside import environ_of
 
@@ -64,8 +62,4 @@ CASES = (
     silent("slurm-gpus-unused", "asked for", launch=on_cpu(Source("flag", "--device")), environment=STEP),
     silent("slurm-gpus-unused", launch=launch(), environment=STEP),
 )
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_fires_with_words_and_stays_silent_without(case: Case) -> None:
-    judge(case)
+test_fires_with_words_and_stays_silent_without = judged(*CASES)

@@ -11,7 +11,7 @@ import pytest
 from ddplaunch.checks.torch_and_driver import driver_suffices, runs_on
 from ddplaunch.machine.facts import NOT_ASKED, HostFacts, NvidiaFacts, PythonFacts, TorchFacts
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
-from tests.checks.cases import NO_LAUNCH, Case, fires, judge, silent
+from tests.checks.cases import NO_LAUNCH, fires, judged, silent
 from tests.checks.healthy import (
     FLAG,
     healthy_gpu,
@@ -125,11 +125,7 @@ SILENT = (
     silent("gpus-not-in-container", "no container", nvidia=OUTSIDE),
     silent("gpus-not-in-container", "with GPUs", host=DOCKER),
 )
-
-
-@pytest.mark.parametrize("case", (*FIRES, *SILENT), ids=str)
-def test_fires_with_words_and_stays_silent_without(case: Case) -> None:
-    judge(case)
+test_fires_with_words_and_stays_silent_without = judged(*FIRES, *SILENT)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.cli_calls import Call, call, folder, spawn
+from tests.cli.cli_calls import Call, call, folder
 
 __all__ = ["call", "folder"]
 
@@ -81,15 +81,6 @@ def test_names_of_scripts(call: Call, folder: Path, name: str) -> None:
     assert said.status == 0, said.err
     target = json.loads(said.out)["target"]
     assert target["kind"] == "script" and target["name"] == ("./-x.py" if name == "-x.py" else name)
-
-
-def test_bytes_that_are_no_text_come_out_as_they_went_in(folder: Path) -> None:
-    """The shell text of ``--dry-run``, given to a shell, has the very bytes."""
-    (folder / "b\udcffad.py").write_text("")
-    result = spawn(["run", "2", "--dry-run", "--no-checks", "--", b"b\xffad.py", b"\xfe x"], folder)
-    assert result.returncode == 0, result.stderr
-    printed = result.stdout.decode()  # it is text
-    assert printed.endswith("    -- $'b\\377ad.py' $'\\376 x'\n")
 
 
 def test_the_launch_of_another_launcher_is_said(call: Call, folder: Path) -> None:

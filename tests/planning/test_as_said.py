@@ -12,25 +12,16 @@ from ddplaunch.planning.options import Options, parse_options
 from ddplaunch.planning.script_numbers.as_said import understood_as_said
 from ddplaunch.planning.script_numbers.forward import forward
 from ddplaunch.planning.script_numbers.handed_out import Plan, withheld_numbers
-from ddplaunch.scaling.numbers import Numbers
 from ddplaunch.script.script_report import WORLD, DeclaredAt, DeclaredOption, LrRule, Meaning, ScriptReport
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
+from tests.planning.test_script_numbers import NUMBERS as FINAL
 
 FLAG = Source("flag")
 AT = DeclaredAt("train.py", 3)
 TRAIN = Target("script", "train.py")
 EVERY = frozenset({"batch_size", "accum", "lr", "warmup_steps"})
-NUMBERS = Numbers(
-    world_size=Resolved(8, FLAG),
-    batch_size=Resolved(8, FLAG),
-    accum=Resolved(2, FLAG),
-    global_batch_size=Resolved(128, FLAG),
-    base_lr=Resolved(0.1, FLAG),
-    lr_factor=Resolved(4.0, FLAG),
-    lr=Resolved(0.4, FLAG),
-    warmup_steps=Resolved(100, FLAG),
-)
+NUMBERS = replace(FINAL, base_lr=Resolved(0.1, FLAG), lr_factor=Resolved(4.0, FLAG), lr=Resolved(0.4, FLAG))
 
 
 def said(**values: str) -> Options:
@@ -163,8 +154,7 @@ def test_a_base_that_nobody_gave_does_not_arrive() -> None:
     options = said(lr_option="lr:base")
     passes = forward((), Plan(NUMBERS, 4, 2, frozenset({"lr"})), understood_as_said(READ, options, TRAIN)).passed
     assert [(one.value, one.note) for one in passes] == [("0.1", "the base one: the script scales it")]
-    final = replace(NUMBERS, base_lr=None, lr_factor=None)
-    (missing,) = forward((), Plan(final, 4, 2, frozenset({"lr"})), understood_as_said(READ, options, TRAIN)).missing
+    (missing,) = forward((), Plan(FINAL, 4, 2, frozenset({"lr"})), understood_as_said(READ, options, TRAIN)).missing
     assert missing.reason == "the script scales `--lr`, and nothing says from what"
 
 

@@ -103,12 +103,6 @@ def test_settings_of_an_outer_launch_do_not_stay() -> None:
     assert [each.value for each in launch.environment if each.name == SETTINGS] == [None]
 
 
-def test_rank_to_show_that_never_exists() -> None:
-    assert settings(captured(show="1"))["show"] == "1"
-    with pytest.raises(UsageError, match="no rank 2 among 2"):
-        captured(show="0,2")
-
-
 def test_ranks_to_show() -> None:
     shown = {text: said(show=text).show for text in ("all", "0", " 3,0,3 ", "07")}
     assert [show and show.value for show in shown.values()] == ["all", (0,), (0, 3), (7,)]

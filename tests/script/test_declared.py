@@ -11,14 +11,14 @@ from ddplaunch.script.read import read_script
 from ddplaunch.script.script_report import DeclaredOption, ScriptReport
 
 
-def read(folder: Path, text: str, **others: str) -> ScriptReport:
+def read(folder: Path, text: str, *args: str, **others: str) -> ScriptReport:
     for name, content in others.items():
         target = folder / f"{name}.py"
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(dedent(content))
     script = folder / "train.py"
     script.write_text(dedent(text))
-    return read_script(script, folder)
+    return read_script(script, folder, args=args)
 
 
 def meanings(report: ScriptReport) -> dict[str | None, str]:

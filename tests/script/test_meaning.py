@@ -8,25 +8,13 @@ from textwrap import dedent, indent
 import pytest
 
 from ddplaunch.script.flow import UNREAD
-from ddplaunch.script.read import read_script
-from ddplaunch.script.script_report import LOCAL_WORLD, WORLD, DeclaredAt, DeclaredOption, ScriptReport
-
-
-def read(folder: Path, text: str, *args: str, **others: str) -> ScriptReport:
-    for name, content in others.items():
-        (folder / f"{name}.py").write_text(dedent(content))
-    script = folder / "train.py"
-    script.write_text(dedent(text))
-    return read_script(script, folder, args=args)
+from ddplaunch.script.script_report import LOCAL_WORLD, WORLD, DeclaredAt, ScriptReport
+from tests.script.test_declared import option, read
 
 
 def clauses(report: ScriptReport) -> dict[str, str]:
     """What the report says of each number that no option takes."""
     return {each.meaning: each.clause for each in reversed(report.instead)}
-
-
-def option(report: ScriptReport, flag: str) -> DeclaredOption:
-    return next(item for item in report.options if flag in item.flags)
 
 
 def script(declarations: str, body: str) -> str:

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 
@@ -16,26 +17,15 @@ from ddplaunch.planning.options import Options
 from ddplaunch.planning.script_numbers.as_said import understood_as_said
 from ddplaunch.planning.script_numbers.forward import Forwarded, forward
 from ddplaunch.planning.script_numbers.handed_out import Plan, complete_from_script
-from ddplaunch.scaling.numbers import Numbers
 from ddplaunch.script.read import read_script
 from ddplaunch.script.script_report import ScriptReport
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source
+from tests.planning.test_script_numbers import NUMBERS
 
 FLAG = Source("flag")
-PLAN = Plan(
-    Numbers(
-        world_size=Resolved(4, FLAG),
-        batch_size=Resolved(8, FLAG),
-        accum=Resolved(2, FLAG),
-        global_batch_size=Resolved(64, FLAG),
-        lr=Resolved(0.004, FLAG),
-        warmup_steps=Resolved(100, FLAG),
-    ),
-    4,
-    1,
-    frozenset({"batch_size", "lr", "accum", "warmup_steps"}),
-)
+ON_FOUR = {"world_size": Resolved(4, FLAG), "global_batch_size": Resolved(64, FLAG), "lr": Resolved(0.004, FLAG)}
+PLAN = Plan(replace(NUMBERS, **ON_FOUR), 4, 1, frozenset({"batch_size", "lr", "accum", "warmup_steps"}))
 
 
 def write(folder: Path, files: dict[str, str]) -> None:

@@ -62,14 +62,6 @@ def test_skips_of_one_reason_share_a_line_and_crashes_are_ours() -> None:
     assert "  E: x: open-files-low\n" in text
 
 
-def test_json() -> None:
-    data = json.loads(json.dumps(doctor_json(MIXED, facts())))
-    assert data["schema"] == 1
-    assert data["counts"] == {"passed": 0, "found": 2, "skipped": 1, "crashed": 0}
-    assert data["checks"][0]["findings"][0]["code"] == "shm-too-small"
-    assert data["facts"]["memory"] == {"unavailable": "no such thing in this test"}
-
-
 def test_list_and_explain(golden: Golden) -> None:
     golden("checks-80", list_text(CHECKS, Terminal(80)) + "\n" + explain_text(SHM_CHECK, Terminal(80)))
     listed = list_json(CHECKS)["checks"]
@@ -80,9 +72,11 @@ def test_list_and_explain(golden: Golden) -> None:
 def test_json_carries_findings_and_facts_but_no_secret() -> None:
     environment = {"NCCL_DEBUG": "INFO", "HF_TOKEN": "hf_secretsecretsecret", "TORCH_TOKEN": "s3cret"}
     busy = warning("gpu-busy", "GPU 0 is held by `train.py --api-key s3cret --epochs 3`", why="w", fix="f")
-    outcomes = (CheckOutcome(BUSY_CHECK, "found", (busy,)),)
-    data = doctor_json(outcomes, facts(environment=environment))
+    outcomes = (*MIXED, CheckOutcome(BUSY_CHECK, "found", (busy,)))
+    data = json.loads(json.dumps(doctor_json(outcomes, facts(environment=environment))))
+    assert (data["schema"], data["counts"]) == (1, {"passed": 0, "found": 3, "skipped": 1, "crashed": 0})
+    assert data["facts"]["memory"] == {"unavailable": "no such thing in this test"}
     assert data["facts"]["host"]["name"] == "node-1"
     assert data["facts"]["environment"]["NCCL_DEBUG"] == "INFO"
     assert [word for word in ("s3cret", "hf_secret") if word in json.dumps(data)] == []
-    assert "--epochs 3" in data["checks"][0]["findings"][0]["what"]
+    assert "--epochs 3" in data["checks"][-1]["findings"][0]["what"]

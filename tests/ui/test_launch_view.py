@@ -10,6 +10,7 @@ from ddplaunch.scaling.numbers import Numbers
 from ddplaunch.script.script_report import DeclaredAt
 from ddplaunch.ui.launch_view import device_text, launch_panel, number_text
 from ddplaunch.ui.terminal import Terminal
+from ddplaunch.values.finding import Finding
 from ddplaunch.values.resolved import Resolved, Source
 from tests.conftest import Golden
 from tests.planning.sample_launch import FILES, cpu_only, facts, launch, two_nodes
@@ -17,20 +18,16 @@ from tests.planning.sample_launch import FILES, cpu_only, facts, launch, two_nod
 RECORD = ".ddplaunch/runs/20261121-143012-x7k2q9"
 
 
-def test_at_80_columns(golden: Golden) -> None:
-    text = launch_panel(launch(), (), Terminal(80), facts=facts(), record=RECORD)
-    assert len(text.splitlines()) <= 10
-    golden("panel-80", text)
-
-
-def test_at_40_columns_with_a_finding(golden: Golden) -> None:
-    text = launch_panel(launch(), (FILES,), Terminal(40), facts=facts(), record="none: Read-only file system")
-    assert max(map(len, text.splitlines())) <= 40
-    golden("panel-40", text)
-
-
-def test_at_120_columns_in_colour(golden: Golden) -> None:
-    golden("panel-120-colour", launch_panel(launch(), (FILES,), Terminal(120, True), facts=facts(), record=RECORD))
+@pytest.mark.parametrize(
+    ("name", "terminal", "findings", "record"),
+    [
+        ("80", Terminal(80), (), RECORD),
+        ("40", Terminal(40), (FILES,), "none: Read-only file system"),
+        ("120-colour", Terminal(120, True), (FILES,), RECORD),
+    ],
+)
+def test_panels(golden: Golden, name: str, terminal: Terminal, findings: tuple[Finding, ...], record: str) -> None:
+    golden(f"panel-{name}", launch_panel(launch(), findings, terminal, facts=facts(), record=record))
 
 
 def test_what_the_user_said_and_what_does_not_arrive(golden: Golden) -> None:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from ddplaunch.planning.launch import Placement, Variable
@@ -10,7 +8,7 @@ from ddplaunch.ui.plan_view import plan_json, plan_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.resolved import Resolved, Source
 from tests.conftest import Golden
-from tests.planning.sample_launch import SHM, facts, launch, two_nodes
+from tests.planning.sample_launch import facts, launch
 
 
 @pytest.mark.parametrize("width", [80, 40])
@@ -33,15 +31,6 @@ def test_a_number_that_may_not_train_is_in_doubt_in_the_table_too() -> None:
     rows = [line.split() for line in plan_text(doubted, Terminal(120)).splitlines()]
     assert ["batch", "size", "per", "rank", "8?", "flag:", "--batch-size"] in rows
     assert plan_json(doubted)["doubts"] == {"batch_size": "not passed"}
-
-
-def test_json_carries_schema_and_sources() -> None:
-    data = json.loads(json.dumps(plan_json(two_nodes(), (SHM,))))
-    assert data["schema"] == 1
-    assert data["numbers"]["batch_size"] == {"value": 8, "source": "flag", "detail": "--batch-size"}
-    assert data["topology"]["master_addr"]["value"] == "node-1"
-    assert data["findings"][0]["code"] == "shm-too-small"
-    assert plan_json(launch(target=None))["target"] is None
 
 
 def test_where_ranks_run_stands_with_its_source() -> None:

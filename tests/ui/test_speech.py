@@ -11,14 +11,6 @@ from tests.conftest import Golden
 from tests.planning.sample_launch import FILES, SHM
 
 
-def test_a_finding_has_the_four_parts_of_the_design_page() -> None:
-    assert finding_text(SHM, Terminal(200)) == (
-        "error[shm-too-small]: /dev/shm is 64 MiB\n  --> node-1, node-2 and 2 more\n  why: NCCL and DataLoader "
-        "workers allocate from it and die with SIGBUS when it is full\n  fix: restart the container with `--ipc=host` "
-        "or `--shm-size=16g`\n"
-    )
-
-
 def test_at_40_columns(golden: Golden) -> None:
     text = findings_text((SHM, FILES), Terminal(40))
     assert max(map(len, text.splitlines())) <= 40
