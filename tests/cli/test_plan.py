@@ -200,3 +200,6 @@ def test_sizes_are_compared_in_one_table(call: Call) -> None:
     assert rows == [["1", "8?", "0.1?", "80"], ["2", "16?", "0.2?", "40"], ["4", "32?", "0.4?", "20"]]
     refused = call("plan", "--compare", "1,x", "--", "own.py")
     assert refused.status == 2 and "`x` is not a number of processes" in refused.err and "--compare" in refused.err
+    for other in (("--json",), ("--hosts", "gpu-a,gpu-b")):
+        refused = call("plan", "--compare", "1,2", *other, "--", "own.py")
+        assert refused.status == 2 and "`--compare` with `--json`, or with other hosts" in refused.err

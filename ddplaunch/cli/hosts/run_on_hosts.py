@@ -52,17 +52,10 @@ _GRACE_S = 30.0
 _RECORD_S = 60.0  # for the records of all hosts to arrive
 
 
-def run_on_hosts(
-    typed: TypedLaunch,
-    asked_hosts: AskedHosts,
-    *,
-    dry_run: bool,
-    json: bool = False,
-    plan_only: bool = False,
-) -> int:
+def run_on_hosts(typed: TypedLaunch, asked_hosts: AskedHosts, printed: str) -> int:
     """Launch on all hosts, stay until each has ended, and return the first failed rank's exit status.
 
-    ``dry_run`` prints what each host would run instead, with ``plan_only`` in the format of ``plan``.
+    ``printed`` says what is printed of each host instead: its "commands", its "plan", or that as "json".
     """
     options = with_configuration(typed)
     script = required(typed.script)
@@ -84,8 +77,8 @@ def run_on_hosts(
             tell_findings(planned.findings)
             tell(refusal_text(refusing, Terminal.of(sys.stderr)))
             return ExitStatus.REFUSED
-        if dry_run:
-            return _print(planned, json, plan_only)
+        if printed:
+            return _print(planned, printed)
         return _launch(links, planned, script, begun_s, asked_hosts.patience_s)
 
 
@@ -95,14 +88,14 @@ def notes_on(names: Sequence[str]) -> tuple[str, ...]:
     return (f"hosts: {names_text(names)}", *many[: len(names) > 64])
 
 
-def _print(planned: Planned, json: bool, plan_only: bool) -> int:
+def _print(planned: Planned, printed: str) -> int:
     """Print what each host would run."""
     tell_findings(planned.findings)
     terminal = Terminal.of(sys.stdout)
-    if json:
+    if printed == "json":
         plans = [{"host": part.report.name, **plan_json(part.launch, ())} for part in planned.parts]
         answer_json({"schema": 1, "hosts": plans, "findings": plain(planned.findings)})
-    elif plan_only:
+    elif printed == "plan":
         for part in planned.parts:
             answer(f"{part.report.name}\n{plan_text(part.launch, terminal, facts=part.report.facts)}\n")
     else:

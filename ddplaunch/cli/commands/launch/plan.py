@@ -15,7 +15,7 @@ from ddplaunch.cli.target import parse_target
 from ddplaunch.planning.flag import Flag
 from ddplaunch.ui.plan_view import compare_text, plan_json, plan_text
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.finding import ExitStatus
+from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.resolved import Resolved, Source
 
 COMMAND = Command(
@@ -33,23 +33,25 @@ COMMAND = Command(
 
 def plan(typed: TypedLaunch, json: bool | None, compare: str | None, **hosts: Any) -> int:
     """Print the plan, or the numbers of several sizes. ``hosts`` are the flags that name other machines."""
+    if compare and (json or names_hosts(hosts)):
+        what = "`--compare` with `--json`, or with other hosts"
+        raise usage(what, why="it is a table of this machine's numbers", fix="leave one of them out")
     if names_hosts(hosts):
         from ddplaunch.cli.hosts import plan_hosts, run_on_hosts  # needed only for other hosts
 
         if asked_hosts := plan_hosts.asked_for(hosts):
-            return run_on_hosts.run_on_hosts(typed, asked_hosts, dry_run=True, json=bool(json), plan_only=True)
+            return run_on_hosts.run_on_hosts(typed, asked_hosts, "json" if json else "plan")
     target = None if typed.script is None else parse_target(typed.script)
+    terminal = Terminal.of(sys.stdout)
     if compare is not None:
-        source, launches = Source("flag", "--compare"), []
-        for size in compare.split(","):
-            one = replace(typed, said={**typed.said, "nproc": Resolved(size, source)})
-            launches.append(prepare(with_configuration(one), target).launch)
-        answer(compare_text(launches, Terminal.of(sys.stdout)))
+        counts = [Resolved(size, Source("flag", "--compare")) for size in compare.split(",")]
+        sizes = [replace(typed, said={**typed.said, "nproc": count}) for count in counts]
+        answer(compare_text([prepare(with_configuration(size), target).launch for size in sizes], terminal))
         return ExitStatus.DONE
     prepared = prepare(with_configuration(typed), target)
     tell_findings(prepared.findings)
     if json:
         answer_json(plan_json(prepared.launch, prepared.findings))
     else:
-        answer(plan_text(prepared.launch, Terminal.of(sys.stdout), facts=prepared.facts))
+        answer(plan_text(prepared.launch, terminal, facts=prepared.facts))
     return ExitStatus.DONE

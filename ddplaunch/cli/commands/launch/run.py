@@ -46,7 +46,7 @@ def run(typed: TypedLaunch, dry_run: bool | None, detach: bool | None, **hosts: 
         from ddplaunch.cli.hosts import plan_hosts, run_on_hosts  # needed only for other hosts
 
         if asked_hosts := plan_hosts.asked_for(hosts):
-            return run_on_hosts.run_on_hosts(typed, asked_hosts, dry_run=bool(dry_run))
+            return run_on_hosts.run_on_hosts(typed, asked_hosts, "commands" if dry_run else "")
     options = with_configuration(typed)
     return _run(options, typed.script, bool(dry_run), hosts["join_timeout"])
 
