@@ -124,12 +124,7 @@ TABLE = "$ t\nRUN  STATE    AGE  SCRIPT\njog  running  47 s  jog.py\n  rank 1  h
     ("mode", "text", "same", "other"),
     [
         ("stdout", SAID, {"=4": "=16", "8 usable": "32 usable"}, {"0.02": "0.04"}),
-        (
-            "doctor",
-            "$ d\nhost a\n\nhealthy: 7 checks passed\n",
-            {"host a": "b", "healthy: 7": "1 error: 6"},
-            {"passed": ""},
-        ),
+        ("doctor", "$ d\nhost a\n\nhealthy: 7 checks passed\n", {"healthy: 7": "1 error: 6"}, {"passed": ""}),
         ("both", FAILED, {"4.8": "1 min 14", "err:5": "err:4"}, {"status 1": "status 134"}),
         ("both", FAILED, {}, {"rank 1 on": "rank 0 on"}),
         ("table", TABLE, {"47 s": "2 min 5 s", "0 %": "1 %", "AGE  ": "AGE    BATCH  "}, {"running": "failed"}),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -70,13 +69,6 @@ def test_a_page_has_every_option_and_both_examples(page: Callable[..., str], nam
     examples = command_named(name).examples
     assert [line.split()[:2] for line, _ in examples] == [["ddplaunch", name]] * (2 if options_of(name) else 1)
     assert all(line in shown for line, _ in examples)
-
-
-def test_the_first_page_lists_every_command_by_stage(page: Callable[..., str]) -> None:
-    shown = page("--help")
-    assert all(re.search(rf"│ {name} +{re.escape(listed.line)}", shown) for name, listed in COMMANDS.items())
-    assert {listed.stage for listed in COMMANDS.values()} <= set(re.findall(r"─ ([A-Z][a-z ]+[a-z]) ─", shown))
-    assert page("help") == shown and page("help", "ps") == page("ps", "-h")
 
 
 @pytest.mark.parametrize(("name", "line"), EXAMPLES)

@@ -73,22 +73,6 @@ def test_only_what_a_number_was_given_for_is_filled_in(call: Call, words: tuple[
     assert json.loads(said.out)["target"]["args"] == args, said.err
 
 
-@pytest.mark.parametrize(
-    ("words", "args", "what"),
-    [
-        (("--batch-option=--size",), (), "own.py declares no option `--size`"),
-        ((), ("--lr", "{lr:head}"), "`{lr:head}` in the script's arguments is no placeholder"),
-        (("--warmup", "5", "--base-warmup", "5"), (), "`--warmup 5` and `--base-warmup 5` are both given"),
-    ],
-)
-def test_what_contradicts_itself_is_refused_before_the_start(
-    call: Call, words: tuple[str, ...], args: tuple[str, ...], what: str
-) -> None:
-    Path("own.py").write_text(OWN)
-    said = call("run", "4", "--device", "cpu", *words, "--dry-run", "--", "own.py", *args)
-    assert said.status == 2 and what in " ".join(said.err.split())
-
-
 @pytest.mark.slow
 def test_the_dry_run_runs_when_pasted(call: Call, folder: Path) -> None:
     said = call(

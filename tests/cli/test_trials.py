@@ -75,8 +75,6 @@ def test_what_cannot_be_tried_is_said_at_once(folder: Path, call: Call, monkeypa
         (["scale", "9" * 5000], "is not a number of processes"),
         (["scale", f"1,{4 * len(os.sched_getaffinity(0)) + 1}"], f"size {4 * len(os.sched_getaffinity(0)) + 1} is too"),
         (["fit", "1", "--headroom=95"], "`--headroom 95`"),
-        (["fit", "1", "--gpus", "0"], "`--device cpu` contradicts `--gpus`"),
-        (["fit", "1", "--lr", "0.1", "--base-lr", "0.1"], "`--lr 0.1` and `--base-lr 0.1` are both given"),
     ],
 )
 def test_what_measures_nothing_is_refused_before_a_trial(folder: Path, call: Call, words: list[str], what: str) -> None:

@@ -46,17 +46,11 @@ def said(line: str) -> Translation:
             "torchrun --nnodes=1:4 --nproc_per_node=2 --max_restarts=3 --rdzv_endpoint=h:9 train.py",
             "run 2 --nnodes 1:4 --master-addr h --master-port 9 --max-restarts 3 -- train.py",
         ),
-        (
-            "torchrun --nproc_per_node 2 -r 3 --tee=1 t.py",
-            "run 2 --torchrun-arg=--redirects=3 --torchrun-arg=--tee=1 -- t.py",
-        ),
+        ("torchrun -r 3 --tee=1 t.py", "run 1 --torchrun-arg=--redirects=3 --torchrun-arg=--tee=1 -- t.py"),
         ("torchrun --nproc_per_node 2 t.py {lr} {{lr}} '${lr}' {}", "run 2 -- t.py '{{lr}}' '{{{lr}}}' '${lr}' '{}'"),
         ("python -m torch.distributed.run --nproc_per_node=2 t.py", "run 2 -- t.py"),
         ("python3 -u -m torch.distributed.launch --use_env --nproc_per_node=2 t.py", "run 2 -- t.py"),
-        (
-            "python -m torch.distributed.launch --nproc_per_node=2 t.py --x",
-            "run 2 -- t.py '--local-rank=${local_rank}' --x",
-        ),
+        ("python -m torch.distributed.launch t.py --x", "run 1 -- t.py '--local-rank=${local_rank}' --x"),
         ("accelerate launch train.py --x", "run auto -- train.py --x"),
         (
             "accelerate launch --multi_gpu --num_processes 8 --num_machines=2 --machine_rank 1 --main_process_ip h "

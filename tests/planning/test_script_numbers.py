@@ -144,20 +144,8 @@ def test_what_was_filled_in_says_where_it_is_declared_and_whose_it_is() -> None:
 @pytest.mark.parametrize(
     ("words", "given", "script", "why", "fix"),
     [
-        (
-            "--lr 0.1",
-            "lr",
-            report(LR),
-            "train.py:31",
-            "leave `--lr 0.1` out after `--`, or `--lr` or `--base-lr` before it",
-        ),
-        (
-            "--bs 8",
-            "batch_size",
-            report(option("--bs", "total_batch_size")),
-            "the plan's batch size belongs there, of all processes",
-            "leave `--bs 8` out after `--`, or `--batch-size` before it",
-        ),
+        ("--lr 0.1", "lr", report(LR), "train.py:31", "out after `--`, or `--lr` or `--base-lr` before it"),
+        ("--batch 8", "batch_size", report(TOTAL), "of all processes", "out after `--`, or `--batch-size` before"),
     ],
 )
 def test_two_values_for_one_option_are_refused(
@@ -166,7 +154,8 @@ def test_two_values_for_one_option_are_refused(
     with pytest.raises(UsageError) as caught:
         forward(tuple(words.split()), plan(given), script)
     finding = caught.value.findings[0]
-    assert (finding.code, finding.fix) == ("option-given-twice", fix) and why in finding.why
+    assert finding.code == "option-given-twice" and why in finding.why
+    assert finding.fix.startswith(f"leave `{words}` ") and fix in finding.fix
 
 
 TAKES_EPOCHS = "`--warmup-epochs` takes epochs (train.py:31)"
@@ -208,10 +197,7 @@ def test_a_given_number_that_does_not_arrive_is_missing_with_the_reason(
         (report(complete=False), "name its option, `--lr-option=NAME`; or put `{lr}`"),
         (ScriptReport("train.py", instead=(Instead("lr", "it is divided", "`--lr-option=--a`"),)), "`--lr-option=--a`"),
         (ScriptReport("train.py", ambiguous=(("lr", ("--a", "--b")),)), "`--lr-option=--a` or `--lr-option=--b`"),
-        (
-            scaling(UNKNOWN),
-            "pass `--lr` yourself after `--`; or, if it is final all the same, `--lr-option=--lr:final`",
-        ),
+        (scaling(UNKNOWN), "pass `--lr` yourself after `--`; or, if it is final all the same, `--lr-option"),
     ],
 )
 def test_what_helps_a_number_that_is_missing_fits_the_script(script: ScriptReport | Unavailable, fix: str) -> None:

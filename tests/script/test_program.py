@@ -17,6 +17,7 @@ from ddplaunch.values.resolved import Unavailable
 from tests.script.test_declared import meanings, option, read
 
 PARSER = "import argparse\ndef parse():\n    p = argparse.ArgumentParser()\n    p.add_argument('--lr')\n"
+NET = f"{PARSER}class Net: ...\nif __name__ == '__main__':\n    parse()\n"
 
 
 @pytest.mark.parametrize(
@@ -44,11 +45,7 @@ def test_options_in_another_local_module(tmp_path: Path, text: str, others: dict
 @pytest.mark.parametrize(
     ("text", "others", "complete"),
     [
-        (
-            "from model import Net\nNet()\n",
-            {"model": PARSER + "class Net: ...\nif __name__ == '__main__':\n    parse()\n"},
-            True,
-        ),
+        ("from model import Net\nNet()\n", {"model": NET}, True),
         ("import a\na.f()\n", {"a": "from b import f\n", "b": "from a import f\n"}, True),
         ("import m0\n", {f"m{index}": f"import m{index + 1}\n" for index in range(9)} | {"m9": ""}, False),
         ("import big\nbig.parse()\n", {"big": PARSER + "#" * 150_000}, False),
@@ -136,6 +133,7 @@ def test_ranks_of_a_launch_that_may_not_meet_are_in_doubt(tmp_path: Path, text: 
     assert hidden is None or (clause == NO_GROUP and report.complete) is not hidden
 
 
+VISIBLE = "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '0,1'\n"
 UNSURE = ("something else", 0, 0)
 
 
@@ -148,11 +146,8 @@ UNSURE = ("something else", 0, 0)
         ("import lightning as L\nL.Trainer(devices=-1)\n", None),
         ("import lightning as L\nL.Trainer(devices=torch.cuda.device_count())\n", None),
         ("import lightning as L\nif False:\n    L.Trainer(devices=1)\n", None),
-        (
-            "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '0,1'\ndist.init_process_group()\n",
-            ("CUDA_VISIBLE_DEVICES", 2, 2),
-        ),
-        ("import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '0,1'\ntorch.nn.DataParallel(model)\n", None),
+        (VISIBLE + "dist.init_process_group()\n", ("CUDA_VISIBLE_DEVICES", 2, 2)),
+        (VISIBLE + "torch.nn.DataParallel(model)\n", None),
         ("import lightning as L\nL.Trainer(devices=int(os.environ.get('SLURM_NTASKS', 1)))", UNSURE),
         ("import lightning as L\nL.Trainer(**kwargs)", UNSURE),
         ("import lightning as L\nL.Trainer.from_argparse_args(args)", UNSURE),
@@ -422,10 +417,7 @@ def test_files_that_declare_options_are_read_before_others(tmp_path: Path) -> No
         ("import ddplaunch\nprint(ddplaunch.__version__)", ()),
         ("import ddplaunch\nlr = ddplaunch.current().lr", ("lr",)),
         ("from ddplaunch import current\nplan = current()\nif plan:\n    print(plan, plan.accum)", ("accum",)),
-        (
-            "import ddplaunch as d\ndef main(plan):\n    opt(lr=plan.lr)\n    return plan.rank\nmain(d.current())",
-            ("lr",),
-        ),
+        ("import ddplaunch as d\ndef f(p):\n    opt(lr=p.lr)\n    return p.rank\nf(d.current())", ("lr",)),
         (
             "import ddplaunch\nclass A:\n    def __init__(self):\n        self.plan = ddplaunch.current()\n"
             "    def run(self):\n        return self.plan.batch_size, self.plan.warmup_steps\nA().run()",
@@ -446,34 +438,27 @@ def test_the_numbers_that_a_script_asks_ddplaunch_for(tmp_path: Path, text: str,
 
 DEVICE = (
     "import argparse, os, torch\np = argparse.ArgumentParser()\np.add_argument('--local_rank', type=int, default=0)\n"
+    "args = p.parse_args()\n"
 )
 
 
 @pytest.mark.parametrize(
     ("body", "line"),
     [
-        ("args = p.parse_args()\ntorch.cuda.set_device(args.local_rank)\n", 5),
-        ("args = p.parse_args()\ndevice = torch.device('cuda', args.local_rank)\n", 5),
-        ("args = p.parse_args()\nd = torch.device(f'cuda:{args.local_rank}')\n", 5),
-        ("args = p.parse_args()\nc = Config()\nc.HERE = args.local_rank\ntorch.cuda.set_device(c.HERE)", 7),
-        ("def run(gpu):\n    DDP(model, device_ids=[gpu])\nrun(p.parse_args().local_rank)\n", 5),
-        ("args = p.parse_args()\nprint(args.local_rank)\n", None),
-        ("args = p.parse_args()\nengine, *_ = deepspeed.initialize(args)\nx.to(engine.local_rank)\n", None),
-        ("args = p.parse_args()\nif args.local_rank > 0:\n    torch.cuda.set_device(args.local_rank)\n", None),
-        (
-            "args = p.parse_args()\nargs.local_rank = int(os.environ['LOCAL_RANK'])\n"
-            "torch.cuda.set_device(args.local_rank)\n",
-            None,
-        ),
-        ("args = p.parse_args()\nargs.gpu = int(os.environ['RANK'])\ntorch.cuda.set_device(args.gpu)\n", None),
-        ("import accelerate\nargs = p.parse_args()\ntorch.cuda.set_device(args.local_rank)\n", None),
-        (
-            "import mmseg\nargs = p.parse_args()\ntorch.cuda.set_device(args.local_rank)\n"
-            "torch.distributed.init_process_group()\n",
-            6,
-        ),
+        ("torch.cuda.set_device(args.local_rank)\n", 5),
+        ("device = torch.device('cuda', args.local_rank)\n", 5),
+        ("d = torch.device(f'cuda:{args.local_rank}')\n", 5),
+        ("c = Config()\nc.HERE = args.local_rank\ntorch.cuda.set_device(c.HERE)", 7),
+        ("def run(gpu):\n    DDP(model, device_ids=[gpu])\nrun(p.parse_args().local_rank)\n", 6),
+        ("print(args.local_rank)\n", None),
+        ("engine, *_ = deepspeed.initialize(args)\nx.to(engine.local_rank)\n", None),
+        ("if args.local_rank > 0:\n    torch.cuda.set_device(args.local_rank)\n", None),
+        ("args.local_rank = int(os.environ['LOCAL_RANK'])\ntorch.cuda.set_device(args.local_rank)\n", None),
+        ("args.gpu = int(os.environ['RANK'])\ntorch.cuda.set_device(args.gpu)\n", None),
+        ("import accelerate\ntorch.cuda.set_device(args.local_rank)\n", None),
+        ("import mmseg\ntorch.cuda.set_device(args.local_rank)\ntorch.distributed.init_process_group()\n", 6),
         (  # it is not the GPU alone that is wrong then: no process group is set up at all
-            "args = p.parse_args()\nif args.local_rank > 0:\n    torch.distributed.init_process_group()\n"
+            "if args.local_rank > 0:\n    torch.distributed.init_process_group()\n"
             "DDP(model, device_ids=[args.local_rank])\n",
             None,
         ),

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from ddplaunch.ui.speech import called, counted, finding_text, findings_text, refusal_text
+from ddplaunch.ui.speech import called, finding_text, findings_text, refusal_text
 from ddplaunch.ui.terminal import Terminal, cells, visible, wrap
-from ddplaunch.values.finding import Finding, error
+from ddplaunch.values.finding import error
 from tests.conftest import Golden
 from tests.planning.sample_launch import FILES, SHM
 
@@ -31,14 +31,6 @@ def test_control_characters_of_a_path_cannot_reach_the_terminal() -> None:
     assert "--> x\\ny" in text
     assert "\x1b" not in text
     text.encode("utf-8")
-
-
-@pytest.mark.parametrize(
-    ("findings", "text"),
-    [((), ""), ((SHM,), "1 error"), ((FILES, FILES), "2 warnings"), ((SHM, SHM, FILES), "2 errors, 1 warning")],
-)
-def test_counted(findings: tuple[Finding, ...], text: str) -> None:
-    assert counted(findings) == text
 
 
 def test_a_refusal_says_that_nothing_was_launched_and_how_to_override() -> None:
