@@ -31,11 +31,15 @@ if not tried.exists():
     time.sleep(1 if os.environ["RANK"] == "1" else 60)
     raise RuntimeError("bad batch")
 """
-#: Saves when it is told to end, which takes a while.
+#: Saves when it is told to end, which takes a while and needs its worker, as a DataLoader does; the signal would kill it.
 SAVES = """
-import os, pathlib, signal, sys, time
+import multiprocessing, os, pathlib, signal, sys, time
+worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)
+worker.start()
 def save(number, frame):
     time.sleep(1)
+    if not worker.is_alive():
+        sys.exit("the worker was killed")
     pathlib.Path("saved-" + os.environ["RANK"]).touch()
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
