@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pty
-import select
 import shutil
 import signal
 import time
@@ -167,37 +165,6 @@ def test_a_disk_that_hangs_holds_nothing_up_for_long(
         status, ended = guarded.end()
         assert status == 0 and ended.unrecorded == said
     assert out.stat().st_size == 100_000 * 100
-
-
-@pytest.mark.slow
-def test_100_mb_arrive_complete_in_record_and_console(tmp_path: Path) -> None:
-    program = """
-import hashlib, os, random, sys
-data = random.Random(1).randbytes(1 << 20)
-digest = hashlib.sha256()
-for i in range(100):
-    piece = data[i:] + data[:i]
-    digest.update(piece)
-    sys.stdout.buffer.write(piece)
-sys.stderr.write(digest.hexdigest())
-"""
-    reading, writing = os.pipe()
-    with Guarded(tmp_path, writing, 2) as guarded:
-        os.close(writing)
-        guarded.attempt([program])
-        digest, size = hashlib.sha256(), 0
-        while size < 100 << 20:
-            ready, _, _ = select.select([reading], [], [], 60)
-            assert ready, f"only {size} bytes came"
-            data = os.read(reading, 1 << 20)
-            digest.update(data)
-            size += len(data)
-        guarded.wait()
-        guarded.end()
-        expected = guarded.file("attempt-0/rank-0.err").decode()
-        assert digest.hexdigest() == expected
-        assert hashlib.sha256(guarded.file("attempt-0/rank-0.out")).hexdigest() == expected
-    os.close(reading)
 
 
 @pytest.mark.slow

@@ -68,6 +68,9 @@ def test_ranks_that_torchrun_ended_have_not_failed(tmp_path: Path, monkeypatch: 
     assert "was ended by another node" in text and not final
 
 
+STOPPED = Diagnosis("collective-timeout", "likely", "what", "why", ())
+
+
 def failure(number: int, exit_code: int, timestamp_s: int = 5) -> RankFailure:
     return RankFailure(rank=number, local_rank=number, pid=9, exit_code=exit_code, timestamp_s=timestamp_s)
 
@@ -75,17 +78,10 @@ def failure(number: int, exit_code: int, timestamp_s: int = 5) -> RankFailure:
 @pytest.mark.parametrize(
     ("run", "first", "status", "state"),
     [
-        (ended(state="succeeded"), None, 0, "succeeded"),
-        (ended(), rank(1, exit_code=3), 3, "failed"),
-        (ended(), rank(1, exit_code=None, signal="SIGKILL"), 137, "failed"),
         (ended(), rank(1, exit_code=None, signal="signal 36"), 164, "failed"),
         (ended(state="signal", signal=15), rank(1, exit_code=1), 143, "terminated"),
-        (ended(state="signal", signal=2), None, 130, "terminated"),
-        (ended(state="signal", signal=1), None, 129, "terminated"),
-        (ended(state="failed", signal=15), rank(1, exit_code=4), 4, "failed"),
-        (ended(state="error", error="RendezvousTimeoutError"), None, 1, "failed"),
         (ended(failures=(failure(0, -15, 1), failure(1, -11))), None, 139, "failed"),
-        (ended(failures=(failure(0, -15),)), None, 143, "failed"),
+        (ended(state="signal", stopped=STOPPED), None, 124, "failed"),
         (ended(state="error", launcher_died=True), rank(1, exit_code=1), 137, "killed"),
     ],
 )

@@ -223,14 +223,6 @@ def test_a_disk_that_is_full_again_loses_nothing_that_fits(run: Path, full: Disk
     assert whole(run) == lines(3) * 7 and file.problem is None
 
 
-def test_without_a_record_the_last_words_are_kept() -> None:
-    file = RecordFile(None)
-    file.open()
-    file.write(lines(5))
-    file.close()
-    assert file.unwritten() == lines(5) and file.problem is None
-
-
 def test_last_words_in_memory_explain_a_failure(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.chdir(run)

@@ -14,10 +14,8 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.agent.end.ended import EndedRun
 from ddplaunch.agent.guard.hang_watch import Look, Usage, idle, shares
 from ddplaunch.agent.rank_site import taking_part
-from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.planning.options import parse_options
 from ddplaunch.values.finding import ExitStatus, UsageError
 from ddplaunch.values.resolved import Resolved, Source
@@ -55,17 +53,6 @@ def test_a_rank_stands_still_below_a_twentieth_of_a_core() -> None:
     assert idle(between) == {1}  # 0 computes, 2 reads a file
     assert between == pytest.approx({0: 0.06, 1: 0.04, 2: 1.0})
     assert shares(looks[:1]) == {}
-
-
-def test_a_run_that_was_ended_by_a_time_out_has_a_status_of_its_own() -> None:
-    def ended(code: str) -> EndedRun:
-        stopped = Diagnosis(code, "likely", "what", "why", ())
-        return EndedRun("h", 0.0, 1.0, (), "signal", signal.SIGTERM, False, "", (), stopped=stopped)
-
-    assert [ended(code).exit_status(None) for code in ("collective-timeout", "time-limit")] == [
-        ExitStatus.TIMED_OUT
-    ] * 2
-    assert [ended(code).run_state() for code in ("collective-timeout", "time-limit")] == ["failed", "terminated"]
 
 
 # A guard and ranks without torch; the library that they wait in only looks like torch's

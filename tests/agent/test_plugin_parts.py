@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pty
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +16,6 @@ from ddplaunch.agent.plugin.outlets import (
 )
 from ddplaunch.agent.plugin.torchrun_end import error_text, failures_of, fallback_status
 from ddplaunch.agent.rank_site import sitecustomize
-from ddplaunch.records.own.run_lock import set_aside
 
 
 def test_what_the_shown_rank_gets() -> None:
@@ -97,20 +95,3 @@ def test_status_without_a_guard() -> None:
     assert fallback_status(told(-9)) == 137 and fallback_status(told(-15)) == 143
     assert fallback_status({"state": "signal", "signal": 1}) == 129
     assert fallback_status({"state": "error"}) == 1 and fallback_status({"state": "succeeded"}) == 0
-
-
-def test_record_of_an_earlier_run_of_this_id_is_set_aside(tmp_path: Path) -> None:
-    assert set_aside(tmp_path, 0) is None
-    for number in (1, 2):
-        (tmp_path / "node-0" / "attempt-0").mkdir(parents=True)
-        (tmp_path / "node-0" / "attempt-0" / "rank-0.out").write_text(f"run {number}")
-        (tmp_path / "node-0" / "run.json").write_text("this run's, written before torchrun started")
-        (tmp_path / "outcome.json").write_text("{}")
-        place = set_aside(tmp_path, 0)
-        assert place == tmp_path / "node-0" / f"before-{number}"
-        assert (place / "attempt-0" / "rank-0.out").read_text() == f"run {number}" and (place / "outcome.json").exists()
-        assert not (tmp_path / "node-0" / "attempt-0").exists() and not (tmp_path / "outcome.json").exists()
-        assert (tmp_path / "node-0" / "run.json").exists() and set_aside(tmp_path, 0) is None
-    (tmp_path / "outcome.json").write_text("{}")
-    (tmp_path / "node-1").mkdir()
-    assert set_aside(tmp_path, 1) is None and (tmp_path / "outcome.json").exists(), "it is node 0's"

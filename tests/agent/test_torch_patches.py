@@ -6,6 +6,7 @@ import multiprocessing.popen_fork
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -67,11 +68,6 @@ def test_the_installed_torch_has_the_name(name: TorchName) -> None:
     assert name.why and name.fallback and name.since in ("2.4", "2.13")
 
 
-@pytest.mark.slow  # imports torch
-def test_this_torch_is_known() -> None:
-    assert unknown_names(version("torch")) == []
-
-
 def test_a_name_is_expected_since_it_was_first_seen() -> None:
     assert not CLOSE_RANK.expected_in("2.6.0+cu124")
     assert all(CLOSE_RANK.expected_in(each) for each in ("2.13.0a0+git1234", "3.0", "of our own"))
@@ -131,29 +127,8 @@ def touched(node: ast.AST) -> list[str]:
     return node.value.split(".") if named else []  # type: ignore[attr-defined]
 
 
-def nodes_are_spread() -> None:
-    skip_the_spread()
-    assert SPREAD.value() is None
-
-
-def starts_are_not_noticed() -> None:
-    notice_start(never)
-    assert START.value() is None
-
-
-def failures_are_not_judged() -> None:
-    judge_failures(never)
-    assert MONITOR.value() is None
-
-
-def ranks_have_torchruns_grace() -> None:
-    wait_for_ranks(1.0, never)
-    assert CLOSE.value() is None
-
-
-def groups_are_signalled() -> None:
-    spare_children_of_ranks()
-    assert CLOSE_RANK.value() is None
+def never(*_: object) -> NoReturn:
+    raise AssertionError("it was called")
 
 
 def workers_die_of_sigterm() -> None:
@@ -164,37 +139,26 @@ def workers_die_of_sigterm() -> None:
 
 
 def signals_stay_torchs() -> None:
-    heard: list[dict[int, int]] = []
-    logs: Any = SimpleNamespace(
-        _ranks={0: 2},
-        _ending=None,
-        _session=SimpleNamespace(started=heard.append),
-        _signals=SimpleNamespace(ranks_run=never),
-    )
     from ddplaunch.agent.logs_specs import CapturedLogs  # torch: not while every worker collects
 
+    heard: list[dict[int, int]] = []
+    session, signals = SimpleNamespace(started=heard.append), SimpleNamespace(ranks_run=never)
+    logs: Any = SimpleNamespace(_ranks={0: 2}, _ending=None, _session=session, _signals=signals)
     CapturedLogs._all_started(logs, {0: 2**30})
     assert heard == [{2: 2**30}]
 
 
-def ranks_start_cold() -> None:
-    assert not POPEN.is_known()  # `why_no_fork` says what comes of that
+def ranks_are_not_bound() -> None:
     said: list[str] = []
     RankCpus(["0", "1"], said.append).bind()
     assert said == ["ranks are not bound to CPUs: this torch starts them in a way unknown to ddplaunch"]
-    assert POPEN.value() is None
 
 
-def phases_without(name: TorchName) -> Callable[[], None]:
+def measured_without(name: TorchName) -> None:
     """The module's functions are looked for when it has run, and what that raises is let go."""
-
-    def nothing_is_replaced() -> None:
-        rank = ddplaunch_phases._Rank("/dev/null/none")
-        look = {ENGINE: rank.engine, WORK_WAIT: rank.collectives}.get(name, rank.dataloaders)
-        ddplaunch_marks.after_import({name.module: look})
-        assert name.value() is None
-
-    return nothing_is_replaced
+    rank = ddplaunch_phases._Rank("/dev/null/none")
+    look = {ENGINE: rank.engine, WORK_WAIT: rank.collectives}.get(name, rank.dataloaders)
+    ddplaunch_marks.after_import({name.module: look})
 
 
 def phases_end() -> None:
@@ -205,16 +169,9 @@ def phases_end() -> None:
     assert rank._off
 
 
-def observer_without(name: TorchName) -> Callable[[], None]:
-    """What could not be replaced stays as it is."""
-
-    def nothing_is_noticed() -> None:
-        observer = ddplaunch_observer._Observer("/dev/null/none")
-        look = observer.dataloaders if name is ITERATOR else observer.parallel
-        ddplaunch_marks.after_import({name.module: look})
-        assert name.value() is None
-
-    return nothing_is_noticed
+def observed_without(name: TorchName) -> None:
+    observer = ddplaunch_observer._Observer("/dev/null/none")
+    ddplaunch_marks.after_import({name.module: observer.dataloaders if name is ITERATOR else observer.parallel})
 
 
 def no_collectives_are_counted() -> None:
@@ -229,25 +186,20 @@ def no_collectives_are_counted() -> None:
             del world.pg_map[group]
 
 
-def never(*_: object) -> NoReturn:
-    raise AssertionError("it was called")
-
-
+#: What uses each name. It raises nothing without it, and puts nothing in its place.
 WITHOUT: dict[TorchName, Callable[[], None]] = {
-    SPREAD: nodes_are_spread,
-    START: starts_are_not_noticed,
-    MONITOR: failures_are_not_judged,
-    CLOSE: ranks_have_torchruns_grace,
-    CLOSE_RANK: groups_are_signalled,
+    SPREAD: skip_the_spread,
+    START: partial(notice_start, never),
+    MONITOR: partial(judge_failures, never),
+    CLOSE: partial(wait_for_ranks, 1.0, never),
+    CLOSE_RANK: spare_children_of_ranks,
     WORKER_SIGNALS: workers_die_of_sigterm,
     ON_SIGNAL: signals_stay_torchs,
-    POPEN: ranks_start_cold,
-    **{each: phases_without(each) for each in (ENGINE, FETCH, WORK_WAIT)},
+    POPEN: ranks_are_not_bound,
     DDP_TIMES: phases_end,
-    **{each: observer_without(each) for each in (ITERATOR, WRAPPED)},
-    GET_ITERATOR: phases_without(GET_ITERATOR),
-    GROUPS: no_collectives_are_counted,
-    SEQUENCE: no_collectives_are_counted,
+    **{each: partial(measured_without, each) for each in (ENGINE, FETCH, WORK_WAIT, GET_ITERATOR)},
+    **{each: partial(observed_without, each) for each in (ITERATOR, WRAPPED)},
+    **dict.fromkeys((GROUPS, SEQUENCE), no_collectives_are_counted),
 }
 
 
@@ -259,6 +211,7 @@ def test_without_the_name_torch_does_as_ever(name: TorchName, monkeypatch: pytes
     monkeypatch.delattr(name.owner(), name.name.rpartition(".")[2])
     assert name.value() is None
     WITHOUT[name]()
+    assert name.value() is None
 
 
 def elsewise(only_here: object = None) -> None:
@@ -281,13 +234,9 @@ def test_a_function_with_other_parameters_is_told_and_left_alone(
     told = capfd.readouterr().err.splitlines()
     assert told[0].endswith("is unlike those that this ddplaunch knows, which does without:")
     assert told[1:] == [f"ddplaunch:   `{name.name}`: {name.fallback}"]
-    skip_the_spread()
-    notice_start(never)
-    judge_failures(never)
-    wait_for_ranks(1.0, never)
-    spare_children_of_ranks()
-    said: list[str] = []
-    RankCpus(["0"], said.append).bind()
+    for one in (SPREAD, START, MONITOR, CLOSE, CLOSE_RANK):
+        WITHOUT[one]()
+    RankCpus(["0"], lambda _: None).bind()
     assert name.value() is elsewise
 
 

@@ -9,9 +9,8 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -165,45 +164,20 @@ def test_ranks_as_values() -> None:
     assert parse_ranks("0,3, 5-7") == frozenset({0, 3, 5, 6, 7}) and parse_ranks("all") is None
 
 
-class Follower:
-    """``follow`` in a thread, with what it has yielded."""
-
-    def __init__(self, directory: Path, positions: dict[Path, int] | None = None) -> None:
-        self.seen: list[tuple[int, bytes]] = []
-        self.finished = threading.Event()
-        self.over = False
-        items = follow_logs(directory, None, positions or {}, lambda: self.over, over_s=0.05)
-        self.thread = threading.Thread(target=self._run, args=(items,), daemon=True)
-        self.thread.start()
-
-    def _run(self, items: Iterator[tuple[LogFile | None, bytes]]) -> None:
-        for file, data in items:
-            if file is not None:
-                self.seen.append((file.rank, data))
-        self.finished.set()
-
-    def text(self, rank: int) -> bytes:
-        """Return what came of a rank."""
-        return b"".join(data for number, data in self.seen if number == rank)
-
-
 def test_following_growth_new_ranks_and_restarts(tmp_path: Path) -> None:
     directory = record(tmp_path, "r")
     path = log(directory, 0, "before\nnow ")
-    follower = Follower(directory, {path: 7})
-    assert wait_for(lambda: follower.text(0) == b"now ")
-    log(directory, 0, "and on\n")
-    log(directory, 1, "late rank\n")
-    log(directory, 1, "restarted\n", attempt=1)
-    assert wait_for(lambda: follower.text(0) == b"now and on\n")
-    assert wait_for(lambda: sorted(follower.text(1).splitlines()) == [b"late rank", b"restarted"])
-    log(directory, 0, "last words")
-    other = Follower(directory)
-    follower.over = True
-    assert follower.finished.wait(DEADLINE_S)
-    assert follower.text(0).endswith(b"now and on\nlast words")
-    shutil.rmtree(directory)
-    assert other.finished.wait(DEADLINE_S), "a record that is removed ends it too"
+    later = [(0, "and on\n", 0), (1, "late rank\n", 0), (1, "restarted\n", 1), (0, "last words", 0)]
+    seen = {0: b"", 1: b""}
+    for file, data in follow_logs(directory, None, {path: 7}, lambda: not later, over_s=0.05):
+        if file is not None:
+            seen[file.rank] += data
+        elif later:
+            log(directory, *later.pop(0))
+    assert seen == {0: b"now and on\nlast words", 1: b"late rank\nrestarted\n"}
+    follower = follow_logs(directory, None, {}, lambda: False, over_s=0.05)
+    assert next(follower)[1] and shutil.rmtree(directory) is None
+    assert list(follower), "a record that is removed ends it too"
 
 
 def test_when_a_run_is_over(start_run: StartRun, tmp_path: Path) -> None:

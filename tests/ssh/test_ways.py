@@ -31,7 +31,8 @@ if not tried.exists():
     time.sleep(1 if os.environ["RANK"] == "1" else 60)
     raise RuntimeError("bad batch")
 """
-#: Saves when it is told to end, which takes a while and needs its worker, as a DataLoader does; the signal would kill it.
+#: Saves when it is told to end, which takes a while and needs its worker, as a DataLoader does. The signal would kill
+#: the worker.
 SAVES = """
 import multiprocessing, os, pathlib, signal, sys, time
 worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)
