@@ -89,11 +89,13 @@ def both_are_up(folder: Path) -> bool:
     return all((folder / f"up-{rank}-0").exists() for rank in range(2))
 
 
-def assert_saved(launch: subprocess.Popen[bytes], folder: Path, *names: str) -> None:
+def assert_saved(launch: subprocess.Popen[bytes], folder: Path, *names: str) -> str:
+    """Wait for the end, and return what was said."""
     output, _ = launch.communicate(timeout=DEADLINE_S)
     within(lambda: not of_folder(folder))  # the guard outlives a launcher that was killed
     assert sorted(path.name for path in folder.glob("saved-*")) == sorted(names), output.decode()
     assert "DataLoader worker" not in output.decode()
+    return output.decode()
 
 
 #: Each sender with a start: cold and warm ranks keep their workers by other code.
@@ -108,7 +110,12 @@ def test_ranks_have_saved(send: Callable[[subprocess.Popen[bytes], Path], None],
     launch = launched(tmp_path, "--start", start, words=("train.py", "2"))
     within(lambda: both_are_up(tmp_path))
     send(launch, tmp_path)
-    assert_saved(launch, tmp_path, "saved-0-0.pt", "saved-1-0.pt")
+    said = assert_saved(launch, tmp_path, "saved-0-0.pt", "saved-1-0.pt")
+    if send is by_ctrl_c:
+        waited, ended = [line for line in said.splitlines() if line.startswith(("ddplaunch:", "error"))][-2:]
+        assert waited == "ddplaunch: waiting up to 30 s for 2 ranks to save; Ctrl-C again kills them"
+        assert ended.startswith("ddplaunch: interrupted (exit status 130) after ") and launch.returncode == 130
+        assert said.rstrip().endswith(ended), "nothing is said behind it"
 
 
 def test_ranks_have_saved_when_the_time_is_up_and_it_is_said_where_they_were(tmp_path: Path) -> None:

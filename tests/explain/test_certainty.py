@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from ddplaunch.explain.diagnosis import Evidence, Explanation
 from ddplaunch.ui.explain_view import explanation_text
 from ddplaunch.ui.terminal import Terminal
@@ -28,9 +30,18 @@ def test_only_the_files_of_a_record_are_shown_below_its_directory() -> None:
     assert "evidence: /home/kim/train.py:3: step()" in shown and "runs/7/node-0/rank-0.err:4: KeyError" in shown
 
 
-def test_an_exception_that_ends_a_log_is_observed() -> None:
-    found = diagnosed(raised(0, FULL) + failed(1, 0, 11))
-    assert (found.code, found.certainty) == ("cuda-out-of-memory", "observed")
+@pytest.mark.parametrize(
+    ("text", "code", "rank", "certainty"),
+    [
+        (raised(0, FULL) + failed(1, 0, 11), "cuda-out-of-memory", 0, "observed"),  # an exception that ends a log
+        ("world_size=2\n" + TIMED_OUT.format(0) + TIMED_OUT.format(1), "collective-timeout", None, "likely"),
+        ("world_size=2\n" + TIMED_OUT.format(0), "collective-timeout", 1, "observed"),
+        (failed(-15, 0, 10), "terminated", 0, "likely"),
+    ],
+)
+def test_certainty(text: str, code: str, rank: int | None, certainty: str) -> None:
+    found = diagnosed(text)
+    assert (found.code, found.rank, found.certainty) == (code, rank, certainty)
 
 
 def test_another_cause_in_the_log_is_shown_below_the_first() -> None:
@@ -43,13 +54,6 @@ def test_another_cause_in_the_log_is_shown_below_the_first() -> None:
 def test_the_record_of_a_run_says_which_of_two_came_first() -> None:
     found = recorded((raised(None, FULL), ended(0, 1, 5.0)), (raised(None, NO_ROOM), ended(1, 1, 6.0)))
     assert (found.code, found.certainty) == ("cuda-out-of-memory", "observed")
-
-
-def test_what_waiting_ranks_say_is_likely_unless_one_is_missing() -> None:
-    both = diagnosed("world_size=2\n" + TIMED_OUT.format(0) + TIMED_OUT.format(1))
-    assert (both.code, both.rank, both.certainty) == ("collective-timeout", None, "likely")
-    one = diagnosed("world_size=2\n" + TIMED_OUT.format(0))
-    assert (one.code, one.rank, one.certainty) == ("collective-timeout", 1, "observed")
 
 
 def test_where_the_work_went_on_the_last_error_that_it_passed_over_is_shown() -> None:

@@ -190,10 +190,6 @@ def test_cause_and_rank(text: str, code: str | None, rank: int | None) -> None:
     assert (found and found.code, found and found.rank) == (code, rank)
 
 
-def test_an_end_by_sigterm_alone_is_likely_from_outside() -> None:
-    assert diagnosed(failed(-15, 0, 10)).certainty == "likely"
-
-
 GIT = "CalledProcessError: Command '['git', 'rev-parse', 'HEAD']' returned non-zero exit status 128."
 LEFT = "RuntimeError: DataLoader worker (pid(s) 4142) exited unexpectedly"
 RESET = "ConnectionResetError: [Errno 104] Connection reset by peer"

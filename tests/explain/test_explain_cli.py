@@ -6,13 +6,13 @@ import io
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.cli.cli_calls import Call, call, folder  # noqa: F401 - fixtures
 from tests.conftest import Golden
 from tests.explain.logs import failed, lost, raised, summary
+from tests.records.fake_runs import outcome, record
 
 LOG = (
     lost(0)
@@ -27,49 +27,32 @@ FOUND = {
     "code": "host-out-of-memory", "certainty": "observed", "rank": 1, "host": "node-7", "evidence": [],
     "what": "memory", "why": "full", "fixes": ["less"], "exception": None, "calls": [],
 }  # fmt: skip
-ENDED = {"state": "failed", "exit_status": 1, "ended_s": 2.0}
 
 
-def record(project: Path, run_id: str = "20260131-1", **outcome: Any) -> Path:
-    """Write a run's record as `run` and the guard leave it."""
-    run = project / ".ddplaunch" / "runs" / run_id
+@pytest.fixture
+def run(folder: Path) -> Path:  # noqa: F811
+    """Return the record of a run of two ranks, of which rank 1 failed, without its outcome."""
+    run = record(folder / ".ddplaunch", "20260131-1")
     attempt = run / "node-0" / "attempt-0"
     attempt.mkdir(parents=True)
-    (run / "run.json").write_text(
-        json.dumps({"schema": 1, "run_id": run_id, "created_s": 1.0, "argv": ["ddplaunch", "run", "2"]})
-    )
     (attempt / "rank-0.err").write_text(
         raised(None, "RuntimeError: [x/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:4411")
     )
     (attempt / "rank-1.err").write_text(raised(None, "ValueError: of rank 1"))
     (attempt / "rank-0.out").write_text("step 1\n")
     (run / "node-0" / "launcher.err").write_text(failed(1, 1, 11))
-    if outcome:
-        (run / "outcome.json").write_text(
-            json.dumps({"schema": 1, "run_id": run_id, "host": "node-7", "node": 0, **ENDED, **outcome})
-        )
     return run
 
 
 def test_a_file_stdin_and_json(folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     (folder / "train.log").write_text(LOG)
-    said = call("explain", "train.log")
-    assert said.status == 1 and "error[script-exception]: ValueError: bad sample 1234" in said.out
-    assert (
-        "--> rank 1" in said.out
-        and "train.log:8" in said.out
-        and said.out.rstrip().splitlines()[-1].startswith(("  fix", "   or", "    "))
-    )
-    answer = json.loads(call("explain", "--json", "train.log").out)
-    assert (
-        answer["schema"] == 1 and answer["diagnosis"]["code"] == "script-exception" and answer["diagnosis"]["rank"] == 1
-    )
-    assert answer["diagnosis"]["evidence"][0] == {
-        "file": "train.log",
-        "line": 8,
-        "text": "ValueError: bad sample 1234 in shard 7",
-    }
-    assert answer["diagnosis"]["exception"]["type"] == "ValueError" and answer["cascade"]
+    said = call("explain", "--json", "train.log")
+    answer = json.loads(said.out)
+    assert said.status == 1 and answer["schema"] == 1 and answer["cascade"]
+    assert (answer["diagnosis"]["code"], answer["diagnosis"]["rank"]) == ("script-exception", 1)
+    where = {"file": "train.log", "line": 8, "text": "ValueError: bad sample 1234 in shard 7"}
+    assert answer["diagnosis"]["evidence"][0] == where
+    assert answer["diagnosis"]["exception"]["type"] == "ValueError"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(LOG.encode())))
     assert call("explain", "-").status == 1
 
@@ -103,43 +86,32 @@ def test_several_files_and_a_folder_of_torchrun(folder: Path, call: Call) -> Non
     assert json.loads(several.out)["diagnosis"]["what"].startswith("ValueError: x")
 
 
-def test_the_newest_run_a_run_id_and_its_end(folder: Path, call: Call) -> None:  # noqa: F811
-    run = record(folder)
+def test_the_newest_run_a_run_id_and_its_end(run: Path, call: Call) -> None:  # noqa: F811
     newest = json.loads(call("explain", "--json").out)
-    assert (newest["diagnosis"]["what"], newest["run_id"]) == (
-        "ValueError: of rank 1 at train.py:31 in main",
-        "20260131-1",
-    )
-    assert call("explain", "2026").out == call("explain", str(run)).out == call("explain").out
+    assert newest["diagnosis"]["what"] == "ValueError: of rank 1 at train.py:31 in main"
+    assert newest["run_id"] == run.name
     shown = call("explain").out
+    assert call("explain", "2026").out == call("explain", str(run)).out == shown
     assert ".ddplaunch/runs/20260131-1/node-0/attempt-0/rank-1.err:4" in shown.replace("\n            ", "")
 
 
-def test_what_was_found_at_the_end_of_a_run_is_kept(folder: Path, call: Call) -> None:  # noqa: F811
-    attempt: dict[str, Any] = {
-        "attempt": 0,
-        "started_s": 1.5,
-        "ended_s": 2,
-        "failed": True,
-        "diagnosis": None,
-        "ranks": [],
-    }
-    record(folder, state="failed", diagnosis=FOUND, cascade=[], attempts=[attempt])
+def test_what_was_found_at_the_end_of_a_run_is_kept(run: Path, call: Call) -> None:  # noqa: F811
+    attempt = {"attempt": 0, "started_s": 1.5, "ended_s": 2, "failed": True, "diagnosis": None, "ranks": []}
+    outcome(run, "failed", exit_status=1, diagnosis=FOUND, cascade=[], attempts=[attempt])
     answer = json.loads(call("explain", "--json").out)
     assert answer["diagnosis"] == FOUND and answer["attempts"] == [attempt]
 
 
-def test_of_several_nodes_the_one_that_knows_more_is_believed(folder: Path, call: Call) -> None:  # noqa: F811
-    run = record(folder, state="failed", diagnosis=None, cascade=[], attempts=[])
-    attempt = run / "node-0" / "attempt-0"
-    (attempt / "rank-1.err").write_text("")
+def test_of_several_nodes_the_one_that_knows_more_is_believed(run: Path, call: Call) -> None:  # noqa: F811
+    (run / "node-0" / "attempt-0" / "rank-1.err").write_text("")
     (run / "node-0" / "launcher.err").write_text(failed(-9, 1, 11))
-    assert json.loads(call("explain", "--json").out)["diagnosis"] is None, "what the only node found stands"
     (run / "node-1").mkdir()
-    (run / "node-1" / "outcome.json").write_text(
-        json.dumps({"schema": 1, "run_id": run.name, "host": "b", "node": 1, **ENDED, "diagnosis": FOUND})
-    )
+    outcome(run, "failed", exit_status=1, diagnosis=FOUND, node=1)
+    (run / "outcome.json").rename(run / "node-1" / "outcome.json")
+    outcome(run, "failed", exit_status=1, diagnosis=None, cascade=[], attempts=[])
     assert json.loads(call("explain", "--json").out)["diagnosis"] == FOUND
+    (run / "node-1" / "outcome.json").unlink()
+    assert json.loads(call("explain", "--json").out)["diagnosis"] is None, "what the only node found stands"
 
 
 def test_codes_are_described(call: Call) -> None:  # noqa: F811

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.hosts.local.stop_run import ask_hosts
-from ddplaunch.records import launchers
 from tests.hosts.launching import clean_environment, ddplaunch
 from tests.ssh.lab import Lab, lab
 from tests.ssh.launched import WAIT, Launched
@@ -171,11 +169,3 @@ def outer(made: Lab, inside: int) -> list[int]:
         except OSError:
             continue
     return found
-
-
-def test_a_host_that_cannot_be_asked_is_named(tmp_path: Path) -> None:
-    launched = launchers.Launched(
-        "r", tmp_path, "here", "", 1, 1, (launchers.Place(0, "no-such-host.invalid", "python3"),)
-    )
-    (answer,) = ask_hosts(launched, 0.0)
-    assert answer.problem is not None and "no-such-host.invalid" in answer.problem.what and answer.ended == ()

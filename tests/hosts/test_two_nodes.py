@@ -13,7 +13,7 @@ import pytest
 
 from tests.agent.guarded import until
 from tests.hosts.launching import ANYWHERE, clean_environment, ddplaunch, finish
-from tests.hosts.namespaces import DECOY, INTERFACE, Node, nodes
+from tests.hosts.namespaces import INTERFACE, Node, nodes
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -148,13 +148,6 @@ def test_interface_is_the_one_on_the_route_and_nodes_agree_on_all_but_their_rank
         assert plan["findings"] == []
     differing = [one for one, other in zip(*(plan["argv"] for plan in plans), strict=True) if one != other]
     assert differing == ["--node-rank=0"]
-
-
-def test_interface_by_flag_and_by_environment_wins(pair: Pair, tmp_path: Path) -> None:
-    by_flag = decided(pair[1], tmp_path, *words(1, pair[0].address, "--socket-ifname", DECOY))
-    assert interface(by_flag)[:2] == (DECOY, "flag")
-    argv = ["env", f"GLOO_SOCKET_IFNAME={DECOY}", *words(1, pair[0].address)]
-    assert interface(decided(pair[1], tmp_path, *argv))[:2] == (DECOY, "environment")
 
 
 def test_address_that_no_route_leads_to_is_refused(pair: Pair, tmp_path: Path) -> None:
