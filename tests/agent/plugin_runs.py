@@ -57,10 +57,6 @@ def saves():
     signal.signal(signal.SIGTERM, save)
     wait()
 
-def deaf():
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    wait()
-
 def workers():
     for _ in range(2):
         multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,)).start()

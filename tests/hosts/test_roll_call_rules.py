@@ -141,6 +141,8 @@ def test_nodes_that_differ() -> None:
     assert finding.code == "hosts-differ-torch" and "2.1.0 on gpu-2" in finding.what
     (finding,) = together(facts=facts_with(torch=replace(torch, nccl_version="2.0.1")))
     assert finding.code == "hosts-differ-nccl" and finding.fix.startswith("install the same version on all nodes; ")
+    found = at_the_door({0: hello(0)}, hello(2, launch={**WORDS, "--nnodes": "2"}))
+    assert found is not None and "--nnodes 2 on node 2 (gpu-2)" in found.what and "3 on node 0 (gpu-0)" in found.what
     (finding,) = together(arguments="others")
     assert finding.code == "script-arguments-differ" and finding.severity.value == "warning"
     nodes = {0: hello(0), 1: hello(1, script="b")}

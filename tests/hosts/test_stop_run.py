@@ -172,8 +172,10 @@ def test_another_users_run_is_not_ended(start_run: StartRun, tmp_path: Path) -> 
     assert runs(rank.pid)
 
 
+#: Ignores the SIGTERM that the kernel sends a forked rank when its torchrun is gone.
 LOOP = """
-import os, time
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("rank", os.environ["RANK"], "begins", flush=True)
 os.fork()
 time.sleep(300)
@@ -181,7 +183,8 @@ time.sleep(300)
 
 
 @pytest.mark.slow
-def test_a_real_run_that_lost_torchrun_and_guard_is_cleaned(folder: Path) -> None:
+@pytest.mark.parametrize("start", ["cold", "warm"])
+def test_a_real_run_that_lost_torchrun_and_guard_is_cleaned(folder: Path, start: str) -> None:
     (folder / "loop.py").write_text(LOOP)
     ddplaunch = [sys.executable, "-m", "ddplaunch"]
 
@@ -194,9 +197,10 @@ def test_a_real_run_that_lost_torchrun_and_guard_is_cleaned(folder: Path) -> Non
         return next((run for run in runs if run["run_id"] == run_id), {})
 
     run_id = unique("orphans")
-    flags = ["run", "2", "--device", "cpu", "--run-id", run_id, "--", "loop.py"]
+    flags = ["run", "2", "--device", "cpu", "--start", start, "--show", "all", "--run-id", run_id, "--", "loop.py"]
     with subprocess.Popen([*ddplaunch, *flags], cwd=folder, stdout=subprocess.PIPE) as launched:
-        assert launched.stdout is not None and launched.stdout.readline() == b"rank 0 begins\n"
+        for _ in range(2):
+            assert launched.stdout is not None and launched.stdout.readline().endswith(b" begins\n")
         assert wait_for(lambda: len(listed().get("ranks", ())) == 2, 120)
         assert listed()["state"] == "running" and listed()["launcher_pids"] == [launched.pid]
         (run,) = [each for each in runs_in(process_table()) if each.run_id == run_id]

@@ -30,23 +30,18 @@ def look(path: str, role: Role) -> PathFact:
     return begin_looks([(path, role)], 20)()[0]
 
 
-def test_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "a b.bin"
-    file.write_bytes(b"x")
-    fact = look(str(file), "data")
-    assert (fact.kind, fact.readable, fact.empty, fact.error) == ("file", True, False, None)
-    assert fact.free_bytes is not None and fact.total_bytes is not None and fact.free_bytes <= fact.total_bytes
-    assert fact.filesystem and fact.owner
-
-
-def test_empty_and_full_folders(tmp_path: Path) -> None:
+def test_files_and_folders_empty_and_full(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
-    (tmp_path / "full/x").touch()
+    (tmp_path / "full/a b.bin").write_bytes(b"x")
+    (tmp_path / "full/nothing").touch()
     (tmp_path / "bare").mkdir()
-    full, bare, nothing = begin_looks([(f"{tmp_path}/{n}", "data") for n in ("full", "bare", "full/x")], 20)()
-    assert (full.kind, full.empty) == ("directory", False)
-    assert (bare.kind, bare.empty) == ("directory", True)
-    assert (nothing.kind, nothing.empty) == ("file", True)
+    names = ("full", "bare", "full/a b.bin", "full/nothing")
+    found = begin_looks([(f"{tmp_path}/{name}", "data") for name in names], 20)()
+    kinds = [("directory", False), ("directory", True), ("file", False), ("file", True)]
+    assert [(fact.kind, fact.empty) for fact in found] == kinds
+    for fact in found:
+        assert fact.readable and fact.error is None and fact.filesystem and fact.owner
+        assert fact.free_bytes is not None and fact.total_bytes is not None and fact.free_bytes <= fact.total_bytes
 
 
 def test_of_missing_output_the_nearest_parent_is_described_of_missing_data_nothing(tmp_path: Path) -> None:
