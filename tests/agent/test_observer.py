@@ -16,26 +16,38 @@ from ddplaunch.watch.observed import look
 from tests.agent.plugin_runs import DEADLINE_S
 from tests.hosts.launching import ANYWHERE, clean_environment, ddplaunch
 
+#: ctypes by itself: some versions of libffi keep a file open.
+PROBE = """
+import ctypes, json, os, sys
+names = sorted(name for name in os.environ if name.startswith("DDPLAUNCH"))
+print(json.dumps([os.environ.get("PYTHONPATH"), sys.path, getattr(sys, "theirs", False), names, os.dup(0)]), flush=True)
+import torch
+"""
 
-def test_a_rank_without_torch_or_with_a_broken_one(tmp_path: Path) -> None:
-    """The error of a torch that cannot be imported is the script's own, with no line of ours in its traceback."""
-    script = tmp_path / "script.py"
-    script.write_text("import os, sys\nprint(sorted(n for n in os.environ if 'DDPLAUNCH' in n))\nimport torch\n")
+
+@pytest.mark.parametrize("path", [False, True], ids=["", "a sitecustomize of one's own"])
+def test_a_script_sees_nothing_of_it_also_where_torch_is_broken(tmp_path: Path, path: bool) -> None:
+    """PYTHONPATH, sys.path, and another sitecustomize are as they would be; what the rank starts has no part in it.
+
+    The error of a torch that cannot be imported is the script's own, with no line of ours in its traceback.
+    """
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.theirs = True\n")
+    (tmp_path / "script.py").write_text(PROBE)
     broken = tmp_path / "torch"
-    broken.mkdir()
+    (broken / "optim").mkdir(parents=True)
     (broken / "__init__.py").write_text("import torch.optim.optimizer\nraise ImportError('libcudart.so.12')\n")
-    (broken / "optim").mkdir()
     (broken / "optim" / "__init__.py").touch()
     (broken / "optim" / "optimizer.py").write_text("register_optimizer_step_post_hook = 7\n")
-    environ = clean_environment(RANK="0", PYTHONPATH=str(tmp_path))
+    environ = clean_environment(RANK="0", **({"PYTHONPATH": str(tmp_path)} if path else {}))
+    if not path:
+        environ.pop("PYTHONPATH", None)
     seen = []
-    for more in ({}, taking_part(environ, DDPLAUNCH_OBSERVE=tmp_path / "note.json")):
-        done = subprocess.run(
-            [sys.executable, str(script)], env={**environ, **more}, capture_output=True, text=True, check=False
-        )
+    for more in ({}, taking_part(environ, DDPLAUNCH_STACKS="1", DDPLAUNCH_OBSERVE=tmp_path / "note.json")):
+        command = [sys.executable, "-u", "script.py"]
+        done = subprocess.run(command, cwd=tmp_path, env={**environ, **more}, capture_output=True, text=True)
         seen.append((done.returncode, done.stdout, done.stderr))
     assert seen[0] == seen[1] and seen[0][0] == 1 and "libcudart" in seen[0][2]
-    assert seen[0][1] == "[]\n" and not (tmp_path / "note.json").exists()
+    assert json.loads(seen[0][1])[2:4] == [path, []] and not (tmp_path / "note.json").exists()
 
 
 # Two ranks

@@ -216,13 +216,6 @@ def test_any_uncaught_exception_of_the_rank_that_failed_first_is_the_diagnosis(e
     assert any(fix in each for each in found.fixes)
 
 
-def test_a_lost_connection_after_another_ranks_failure_is_its_echo() -> None:
-    found = recorded((raised(0, RESET), ended(0, 1, 5.6)), (raised(1, "KeyError: 'labels'"), ended(1, 1, 5.0)))
-    assert (found.code, found.rank, found.exception and found.exception.type) == ("script-exception", 1, "KeyError")
-    killed = recorded((raised(0, RESET), ended(0, 1, 5.6)), ("", ended(1, "SIGKILL")))
-    assert (killed.code, killed.rank) == ("killed", 1)
-
-
 def test_in_a_log_alone_a_lost_connection_is_ones_own_if_nobody_else_complains() -> None:
     assert diagnosed(raised(None, RESET)).code == "script-exception"
     assert diagnosed(raised(0, RESET) + lost(1)).code == "unknown"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,18 +146,6 @@ def test_a_status_above_128_is_no_signal_where_the_guard_saw_the_rank_exit(statu
     assert "SIGHUP" not in found.what + found.why
 
 
-def test_a_shells_137_and_an_oom_kill_are_host_memory() -> None:
-    found = recorded(("", told(0)), ("run.sh: the training is gone\n", ended(1, 137)), oom_kills=1)
-    assert (found.code, found.rank) == ("host-out-of-memory", 1)
-
-
-def test_of_ranks_that_exit_alike_the_one_that_speaks_for_itself_is_named() -> None:
-    found = recorded((lost(0), ended(0, 1, 5.0)), ("giving up: no quota left\n", ended(1, 1, 5.1)))
-    assert (found.code, found.rank) == ("script-exception", 1)
-    alike = recorded(("no data\n", ended(0, 7)), ("no data\n", ended(1, 7)))
-    assert alike.rank is None and alike.what == "the ranks ended with exit code 7: no data"
-
-
 @pytest.mark.parametrize(
     ("text", "status", "taken"),
     [
@@ -249,12 +238,6 @@ def test_a_rank_that_left_with_status_0_is_the_cause_for_those_who_wait(
     assert found.evidence[0].file == "rank-1.err"
 
 
-def test_several_ranks_that_left_early() -> None:
-    found = recorded(("", ended(0, 0, 9.0)), ("", ended(1, 0, 9.1)), (lost(2), ended(2, 1, 9.5)))
-    assert (found.code, found.rank) == ("rank-left-early", None)
-    assert found.what.startswith("ranks 0, 1 left with status 0 while rank 2")
-
-
 @pytest.mark.parametrize(
     ("text", "status", "code"),
     [
@@ -267,11 +250,6 @@ def test_several_ranks_that_left_early() -> None:
 def test_a_rank_that_ended_well_is_not_blamed_for_anothers_own_failure(text: str, status: int | str, code: str) -> None:
     found = recorded(("finished all 10 epochs\n", ended(0, 0, 9.0)), (text, ended(1, status, 11.0)))
     assert (found.code, found.rank) == (code, 1)
-
-
-def test_a_rank_that_left_after_the_failure_is_not_the_cause() -> None:
-    found = recorded(("done\n", ended(0, 0, 12.0)), (lost(1), ended(1, 1, 11.0)))
-    assert found.code == "unknown"
 
 
 FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
@@ -290,12 +268,17 @@ OWN = raised(0, "KeyError: 'lr_min'")
         raised(1, FULL) + "\n",
         f"[rank1]: {FULL}\n\n",
         "WARNING [Errno 101] Network is unreachable, using the cache\n\n",
+        raised(None, FULL) + "the log of the last job\n",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.\n",
+        "ERROR:root:no cache, going on\n" + raised(None, "FileNotFoundError: [Errno 2] No such file: '/no/such'"),
+        "",
     ],
 )
 def test_quoted_and_old_text_never_beats_the_ranks_own_later_traceback(before: str) -> None:
-    found = recorded((before + OWN, ended(0, 1)), ("", told(1)))
-    assert (found.code, found.rank) == ("script-exception", 0)
-    assert "lr_min" in found.what
+    for own in (OWN, OWN.replace("    step()", "    print('Detected 1 oom_kill event in StepId=12.0.'); step()")):
+        found = recorded((before + own, ended(0, 1)), ("", told(1)))
+        assert (found.code, found.rank) == ("script-exception", 0)
+        assert "lr_min" in found.what
 
 
 @pytest.mark.parametrize(
@@ -315,14 +298,6 @@ def test_what_an_exception_only_mentions_is_not_its_cause(error: str, code: str)
     assert (found.code, found.rank) == (code, 0)
 
 
-def test_a_librarys_own_words_before_the_exception_count() -> None:
-    shm = (
-        "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).\n"
-    )
-    gone = raised(0, "RuntimeError: loader gone")
-    assert recorded((shm + "\n\n" + gone, ended(0, 1)), ("", told(1))).code == "shm-too-small"
-
-
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
@@ -338,11 +313,6 @@ def test_a_last_line_is_the_reason_where_it_reads_like_one(said: str, reason: bo
     found = recorded(("", told(0)), (f"{said}\n", ended(1, 7)))
     assert found.code == ("script-exception" if reason else "unknown") and said in found.what
     assert ("no line says why" in found.what) is not reason
-
-
-def test_what_sys_exit_prints_is_the_reason_whatever_it_says() -> None:
-    found = recorded(("", told(0)), ("please install foo >= 2\n", ended(1, 1)))
-    assert (found.code, found.rank) == ("script-exception", 1) and "please install foo >= 2" in found.what
 
 
 def test_status_255_is_known_as_minus_one() -> None:
@@ -406,14 +376,8 @@ def test_what_other_ranks_said_is_named_a_consequence_only_where_they_said_somet
     assert others.why == "rank 1 ended by an uncaught exception; errors on other ranks are consequences"
 
 
-def test_a_thread_without_python_does_not_end_a_dump() -> None:
-    dump = DUMP.format(head="Fatal Python error: Floating point exception", current="Current thread")
-    first, gap, rest = dump.partition("\n\n")
-    text = f"{first}{gap}Thread 0x00007f1ad33136c0 (most recent call first):\n  <no Python frame>\n\n{rest}"
-    assert "train.py:77 in load" in recorded(("", told(0)), (text, ended(1, "SIGFPE"))).what
-
-
 LATE = "gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 6000ms for recv operation to complete"
+LATE_OF_0 = f"RuntimeError: [{LATE}"
 KEY = raised(1, "KeyError: 'lr_min'")
 
 
@@ -427,34 +391,6 @@ def test_what_a_rank_waited_for_in_finally_is_not_the_cause() -> None:
     assert waits.code == "collective-timeout", "a library's own try is no cause"
 
 
-def test_a_rank_that_was_ended_is_the_cause_where_the_others_only_lost_it() -> None:
-    found = recorded((raised(0, f"RuntimeError: [{LATE}"), told(0, 5.2)), (lost(1), ended(1, 1, 5.0)))
-    assert found.code == "collective-timeout"
-    assert recorded((raised(0, f"RuntimeError: [{LATE}"), told(0, 5.2)), (KEY, ended(1, 1, 5.0))).code != found.code
-
-
-@pytest.mark.parametrize(
-    "before",
-    [
-        raised(None, FULL) + "the log of the last job\n",
-        "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.\n",
-        "ERROR:root:no cache, going on\n" + raised(None, "FileNotFoundError: [Errno 2] No such file: '/no/such'"),
-        "",
-    ],
-)
-def test_nothing_older_or_quoted_in_the_source_beats_a_ranks_own_last_exception(before: str) -> None:
-    quoting = KEY.replace("    step()", "    print('Detected 1 oom_kill event in StepId=12.0.'); step()")
-    found = recorded(("", told(0)), (before + quoting, ended(1, 1)))
-    assert (found.code, found.rank) == ("script-exception", 1) and "lr_min" in found.what
-
-
-def test_a_process_that_a_rank_spawned_tells_its_exception_as_the_ranks() -> None:
-    text = raised(1, "torch.multiprocessing.spawn.ProcessRaisedException: ")
-    text += "\n-- Process 0 terminated with the following error:\n" + raised(None, "ValueError: feature 3 is empty")
-    found = recorded((lost(0), ended(0, 1, 5.5)), (text, ended(1, 1)))
-    assert (found.code, found.rank) == ("script-exception", 1) and "feature 3 is empty" in found.what
-
-
 def test_what_is_beside_a_missing_file_is_named_while_the_files_are_those_of_the_run(tmp_path: Path) -> None:
     for name in ("train_2.json", "train_3.json", "README.md"):
         (tmp_path / name).touch()
@@ -466,13 +402,6 @@ def test_what_is_beside_a_missing_file_is_named_while_the_files_are_those_of_the
     later = recorded(("", told(0)), (text, ended(1, 1)))
     nowhere = recorded((raised(1, missing.format(tmp_path / "x/train_1.json")), ended(1, 1)), just_ended=True)
     assert "beside it" not in " ".join((*later.fixes, *nowhere.fixes))
-
-
-def test_a_rank_that_was_never_launched_is_said() -> None:
-    text = raised(0, "torch.distributed.DistStoreError: wait timeout after 8000ms, keys: /default_pg/0//cpu//0/2")
-    world = {"numbers": {"world_size": {"value": 2}}}
-    found = recorded((text, ended(0, 1)), ("", told(1)), plan=world)
-    assert "waits for rank 2, and the launch has 2 ranks" in found.what
 
 
 def test_a_full_disk_is_named_with_what_is_left() -> None:
@@ -500,3 +429,61 @@ def test_stacks_of_a_crash_are_no_last_words() -> None:
     assert telling(["step 3", *dump, "Extension modules: numpy.linalg (total: 9)"]) == ["step 3", dump[0]]
     raises = ["Traceback (most recent call last):", '  File "/x/a.py", line 9, in f', "KeyError: 3"]
     assert telling(raises) == raises
+
+
+RESET = "ConnectionResetError: [Errno 104] Connection reset by peer"
+BUS = "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).\n\n"
+SPAWNED = raised(1, "torch.multiprocessing.spawn.ProcessRaisedException: ")
+SPAWNED += "\n-- Process 0 terminated with the following error:\n" + raised(None, "ValueError: feature 3 is empty")
+ABSENT = raised(0, "torch.distributed.DistStoreError: wait timeout after 8000ms, keys: /default_pg/0//cpu//0/2")
+TWO = {"plan": {"numbers": {"world_size": {"value": 2}}}}
+ALL_THREADS = DUMP.format(head="Fatal Python error: Floating point exception", current="Current thread").replace(
+    "\n\n", "\n\nThread 0x00007f1ad33136c0 (most recent call first):\n  <no Python frame>\n\n", 1
+)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "known", "code", "rank", "said"),
+    [
+        ([("", told(0)), ("run.sh: it is gone\n", ended(1, 137))], {"oom_kills": 1}, "host-out-of-memory", 1, ""),
+        # of ranks that exit alike the one that speaks for itself
+        ([(lost(0), ended(0, 1)), ("giving up: no quota left\n", ended(1, 1, 5.1))], {}, "script-exception", 1, ""),
+        (
+            [("no data\n", ended(0, 7)), ("no data\n", ended(1, 7))],
+            *({}, "script-exception", None, "the ranks ended with exit code 7: no data"),
+        ),
+        (
+            [("", ended(0, 0, 9.0)), ("", ended(1, 0, 9.1)), (lost(2), ended(2, 1, 9.5))],
+            *({}, "rank-left-early", None, "ranks 0, 1 left with status 0 while rank 2"),
+        ),
+        ([("done\n", ended(0, 0, 12.0)), (lost(1), ended(1, 1, 11.0))], {}, "unknown", 1, ""),  # after the failure
+        ([(BUS + raised(0, "RuntimeError: loader gone"), ended(0, 1)), ("", told(1))], {}, "shm-too-small", 0, ""),
+        # what sys.exit prints is the reason, whatever it says
+        ([("", told(0)), ("please install foo >= 2\n", ended(1, 1))], {}, "script-exception", 1, "install foo >= 2"),
+        # a rank that was ended is the cause where the others only lost it
+        ([(raised(0, LATE_OF_0), told(0, 5.2)), (lost(1), ended(1, 1))], {}, "collective-timeout", 1, ""),
+        ([(raised(0, LATE_OF_0), told(0, 5.2)), (KEY, ended(1, 1))], {}, "script-exception", 1, "lr_min"),
+        ([(lost(0), ended(0, 1, 5.5)), (SPAWNED, ended(1, 1))], {}, "script-exception", 1, "feature 3 is empty"),
+        (
+            [(ABSENT, ended(0, 1)), ("", told(1))],
+            TWO,
+            "rendezvous-failed",
+            2,
+            "waits for rank 2, and the launch has 2 ranks",
+        ),
+        ([("", told(0)), (ALL_THREADS, ended(1, "SIGFPE"))], {}, "unknown", 1, "train.py:77 in load"),
+        # a lost connection is the echo of another rank's failure
+        (
+            [(raised(0, RESET), ended(0, 1, 5.6)), (raised(1, "KeyError: 'labels'"), ended(1, 1))],
+            *({}, "script-exception", 1, "KeyError"),
+        ),
+        ([(raised(0, RESET), ended(0, 1, 5.6)), ("", ended(1, "SIGKILL"))], {}, "killed", 1, ""),
+        # one that left in silence is named beside those that complain
+        ([("", ended(0, 1)), (lost(1), ended(1, 1, 5.4))], {}, "unknown", 0, "rank 0 ended with exit code 1"),
+    ],
+)
+def test_a_record_names_the_cause(
+    ranks: list[tuple[str, RankEnd]], known: dict[str, Any], code: str, rank: int | None, said: str
+) -> None:
+    found = recorded(*ranks, **known)
+    assert (found.code, found.rank) == (code, rank) and said in found.what

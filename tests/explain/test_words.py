@@ -139,12 +139,6 @@ def test_a_log_that_is_still_written_has_no_end_to_explain(folder: Path, call: C
         assert "error[unknown]" in call("explain", "train.log").out
 
 
-def test_a_rank_that_left_in_silence_is_named_beside_those_that_complain() -> None:
-    lost_it = raised(1, "RuntimeError: [x/gloo/transport/tcp/pair.cc:5] Connection closed by peer [127.0.0.1]:4411")
-    found = recorded(("", ended(0, 1, 5.0)), (lost_it, ended(1, 1, 5.4)))
-    assert (found.code, found.rank) == ("unknown", 0) and found.what.startswith("rank 0 ended with exit code 1")
-
-
 def test_sizes_have_units_and_boxes_are_left_out() -> None:
     asked = (
         "RuntimeError: [enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to "

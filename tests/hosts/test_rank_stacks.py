@@ -397,29 +397,6 @@ def test_a_pid_that_was_given_out_again_is_left_alone_and_a_stopped_rank_is_not_
     assert gone.problem == "it has ended"
 
 
-def test_a_script_sees_nothing_of_it(tmp_path: Path) -> None:
-    """PYTHONPATH, sys.path, and another sitecustomize are as they would be; what the rank starts has no part in it."""
-    (tmp_path / "sitecustomize.py").write_text("import sys; sys.theirs = True\n")
-    (tmp_path / "probe.py").write_text(
-        # ctypes by itself: some versions of libffi keep a file open
-        "import ctypes, json, os, subprocess, sys\nsees = [os.environ.get('PYTHONPATH'), sys.path, "
-        "getattr(sys, 'theirs', False), sorted(name for name in os.environ if name.startswith('DDPLAUNCH')), "
-        "os.dup(0)]\nprint(json.dumps(sees))\n"
-    )
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHONPATH", "DDPLAUNCH"))}
-    for before in ({}, {"PYTHONPATH": str(tmp_path)}):
-        seen = []
-        for more in ({}, taking_part({**environ, **before}, DDPLAUNCH_STACKS="1")):
-            command = [sys.executable, "-u", str(tmp_path / "probe.py")]
-            done = subprocess.run(
-                command, env={**environ, **before, **more}, capture_output=True, text=True, check=True
-            )
-            assert done.stderr == ""
-            seen.append(json.loads(done.stdout))
-        assert seen[0] == seen[1]
-        assert seen[1][2] is bool(before)
-
-
 def test_the_command_shows_the_odd_one_out_first(tmp_path: Path, call: Call) -> None:
     with Guarded(tmp_path, subprocess.DEVNULL, subprocess.DEVNULL) as one:
         one.environment.update(LOCAL_RANK="0", **taking_part({}, DDPLAUNCH_STACKS="1"))

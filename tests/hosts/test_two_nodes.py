@@ -71,12 +71,6 @@ def decided(node: Node, folder: Path, *argv: str) -> dict[str, Any]:
     return value
 
 
-def interface(plan: dict[str, Any]) -> tuple[str, str, str]:
-    """Return value, source and reason of the one interface that gloo gets."""
-    (found,) = (each for each in plan["environment"] if each["name"] == "GLOO_SOCKET_IFNAME")
-    return found["value"], found["source"], found["reason"]
-
-
 def test_two_nodes_train_together_and_a_restart_brings_the_job_back(tmp_path: Path) -> None:
     """Their own names mean 127.0.1.1 to themselves, as Debian writes it; they share a directory, and so one record."""
     home = tmp_path / "both"
@@ -143,8 +137,8 @@ def test_three_nodes_are_told_who_is_missing_or_odd_and_node_zero_may_come_last_
 def test_interface_is_the_one_on_the_route_and_nodes_agree_on_all_but_their_rank(pair: Pair, tmp_path: Path) -> None:
     plans = [decided(node, tmp_path, *words(number, pair[0].address)) for number, node in enumerate(pair)]
     for plan in plans:
-        value, source, reason = interface(plan)
-        assert (value, source) == (INTERFACE, "detected") and pair[0].address in reason
+        (found,) = (each for each in plan["environment"] if each["name"] == "GLOO_SOCKET_IFNAME")
+        assert (found["value"], found["source"]) == (INTERFACE, "detected") and pair[0].address in found["reason"]
         assert plan["findings"] == []
     differing = [one for one, other in zip(*(plan["argv"] for plan in plans), strict=True) if one != other]
     assert differing == ["--node-rank=0"]

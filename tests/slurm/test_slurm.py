@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from benchmarks.planted import PLANTED
 from ddplaunch.records.find import read_record, runs_of_job
 from ddplaunch.records.first_failure import first_failed_node
 from ddplaunch.records.outcome import RunOutcome, read_outcome
+from tests.agent.plugin_runs import of_folder, within
 from tests.conftest import skip
 from tests.slurm.cluster import GPUS, Cluster, missing
 
@@ -54,7 +54,7 @@ if sys.argv[1] == "wait":
 elif rank == "1":
     time.sleep(2)
     os._exit(42)
-time.sleep(100)
+time.sleep(1000)
 """
 #: All "nodes" are this host, whose own name may mean the loopback only.
 HERE = ("--ignore", "host-name-loopback", "--ignore", "host-name-unresolvable")
@@ -166,7 +166,7 @@ def test_a_batch_script_without_srun_gets_its_step_and_a_failure_ends_all(cluste
     for word in (job, "job.out"):
         assert "rank 1 ended with exit code 42" in explained(cluster, place, word)
     assert "one task on each node, by `srun --kill-on-bad-exit=1 --wait=60" in " ".join(log.split())
-    assert not _left(place), "no rank outlives the job"
+    within(lambda: not of_folder(place))
 
 
 def test_elements_of_an_array_are_explained_by_their_names(cluster: Cluster, place: Path) -> None:
@@ -199,14 +199,14 @@ def save(number, frame):
     sys.exit(75)
 signal.signal(signal.SIGUSR1, save)
 Path(f"ready-{rank}").touch()
-time.sleep(300)
+time.sleep(1000)
 """
 
 
 def test_a_signal_is_handed_on_and_the_job_queued_again_once(cluster: Cluster, place: Path) -> None:
     (place / "save.py").write_text(CHECKPOINTING)
     job = submit(cluster, place, "2x1", "--gpus-per-node", "1", "--signal", "USR1@120", "--requeue", "--", "save.py")
-    _until(lambda: (place / "ready-0").exists() and (place / "ready-1").exists(), place)
+    within(lambda: (place / "ready-0").exists() and (place / "ready-1").exists())
     cluster.run(["scancel", "--batch", "--signal=USR1", job], place)  # what Slurm does before the limit
     shown = ""
 
@@ -215,7 +215,7 @@ def test_a_signal_is_handed_on_and_the_job_queued_again_once(cluster: Cluster, p
         shown = cluster.run(["scontrol", "show", "job", job], place).stdout
         return "Restarts=1" in shown and "JobState=PENDING" in shown
 
-    _until(waits_again, place)
+    within(waits_again)
     assert (place / "checkpoint-0").read_text() == (place / "checkpoint-1").read_text() == "SIGUSR1"
     said = " ".join((place / f"slurm-{job}.out").read_text().split())
     assert said.count("error[") == 1 and "ended with exit code 75 after SIGUSR1, " in said, said
@@ -227,17 +227,17 @@ def test_a_signal_is_handed_on_and_the_job_queued_again_once(cluster: Cluster, p
         cluster.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], place)  # it would wait two minutes
         return "JobState=PENDING" not in cluster.run(["scontrol", "show", "job", job], place).stdout
 
-    _until(begun, place)
+    within(begun)
     ended = cluster.finished(job)
     log = (place / f"slurm-{job}.out").read_text()
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log
     assert "rank 0 resumed in restart 1" in log
-    assert not _left(place)
+    within(lambda: not of_folder(place))
 
 
 def test_a_lost_node_is_named(cluster: Cluster, place: Path) -> None:
     job = submit(cluster, place, "2x1", "--gpus-per-node", "1", "--", "ends.py", "wait")
-    _until(lambda: (place / "ready-0").exists() and (place / "ready-1").exists(), place)
+    within(lambda: (place / "ready-0").exists() and (place / "ready-1").exists())
     try:
         cluster.run(["scontrol", "update", "NodeName=vn2", "State=DOWN", "Reason=lost"], place)
         ended = cluster.finished(job)
@@ -246,19 +246,19 @@ def test_a_lost_node_is_named(cluster: Cluster, place: Path) -> None:
         cluster.run(["scontrol", "update", "NodeName=vn2", "State=RESUME"], place)
     assert ended["JobState"] == "NODE_FAIL", ended
     assert f"job {job} lost its node vn2" in said, said
-    assert not _left(place)
+    within(lambda: not of_folder(place))
 
 
 def test_a_job_that_is_preempted_says_so_in_its_record(cluster: Cluster, place: Path) -> None:
     job = submit(cluster, place, "1x1", "--gpus-per-node", str(GPUS), "--", "ends.py", "wait")
-    _until(lambda: (place / "ready-0").exists(), place)
+    within(lambda: (place / "ready-0").exists())
     first = ("srun", "--partition=first", "--nodes=2", f"--gpus-per-node={GPUS}", "true")
     assert cluster.run(first, place).returncode == 0
     ended = cluster.finished(job)
     assert ended["JobState"] == "PREEMPTED" and (place / "saved-0").exists(), ended
     outcome = json.loads((place / f".ddplaunch/runs/slurm-{job}.0/outcome.json").read_text())
     assert outcome["state"] == "terminated" and outcome["diagnosis"]["what"] == f"job {job} was preempted"
-    assert not _left(place)
+    within(lambda: not of_folder(place))
 
 
 def test_a_setup_that_fails_is_explained(cluster: Cluster, place: Path) -> None:
@@ -326,42 +326,13 @@ def test_slurm_binds_and_wins(tmp_path: Path) -> None:
     assert f"CPUs 1 of {os.cpu_count()}, bound by Slurm" in bound.stderr
 
 
-def _until(ready: object, place: Path) -> None:
-    assert callable(ready)
-    deadline = time.monotonic() + 120
-    while not ready():
-        logs = [path.read_text() for path in place.glob("slurm-*.out")]
-        assert time.monotonic() < deadline, logs
-        time.sleep(0.1)
-
-
-def _left(place: Path) -> list[str]:
-    """Return the processes that still run in ``place``, after a while for the last ones to go."""
-    deadline = time.monotonic() + 10
-    while True:
-        listed = subprocess.run(["ps", "-eo", "pid="], capture_output=True, text=True, check=True).stdout.split()
-        left = [pid for pid in listed if _folder(pid) == place]
-        if not left or time.monotonic() > deadline:
-            for pid in left:
-                os.kill(int(pid), signal.SIGKILL)
-            return left
-        time.sleep(0.2)
-
-
-def _folder(pid: str) -> Path | None:
-    try:
-        return Path(f"/proc/{pid}/cwd").readlink()
-    except OSError:
-        return None
-
-
 #: Rank 1 takes memory until the kernel ends it.
 TAKES = """
 import os, time
 kept = []
 while os.environ["RANK"] == "1":
     kept.append(b"x" * (1 << 20))
-time.sleep(100)
+time.sleep(1000)
 """
 
 
@@ -382,4 +353,4 @@ def test_a_job_that_takes_more_memory_than_slurm_gave_it_is_ended_by_the_kernel_
         assert any("--mem" in fix for fix in outcome["diagnosis"]["fixes"]), outcome["diagnosis"]
         for word in (job, f"slurm-{job}.out"):
             assert "error[host-out-of-memory]: " in explained(confining, place, word)
-        assert not _left(place)
+        within(lambda: not of_folder(place))
