@@ -33,30 +33,20 @@ started.wait()
 """
 
 
-def test_a_rank_ends_when_gloo_has_finished(tmp_path: Path) -> None:
-    ran(BUSY, tmp_path)
-    assert (tmp_path / "through").exists()
-
-
-def test_a_thread_that_never_finishes_does_not_keep_the_rank(tmp_path: Path) -> None:
-    ran(BUSY.replace("hashlib.sha256(data)", "while True: pass"), tmp_path)
-    assert not (tmp_path / "through").exists()
-
-
-def ran(program: str, folder: Path) -> None:
-    """Run ``program`` as a rank that is looked at from inside, to its good end."""
+def ran(program: str, folder: Path, status: int | None = 0, **looked_at: str) -> None:
+    """Run ``program`` as a rank that is looked at from inside, to its end."""
     environ = clean_environment()
-    environ |= taking_part(environ, DDPLAUNCH_STACKS="1")
-    subprocess.run([sys.executable, "-c", program], cwd=folder, env=environ, check=True, timeout=PATIENCE_S)
+    environ |= taking_part(environ, **looked_at)
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, env=environ, timeout=PATIENCE_S)
+    assert status is None or done.returncode == status
 
 
-def note_of(program: str, folder: Path) -> str | None:
-    """Return what a rank that runs ``program`` notes at its end, None without a note."""
-    environ = clean_environment()
-    path = folder / "rank-0.through"
-    environ |= taking_part(environ, DDPLAUNCH_ENDED=path)
-    subprocess.run([sys.executable, "-c", program], cwd=folder, env=environ, check=False, timeout=PATIENCE_S)
-    return path.read_text() if path.exists() else None
+@pytest.mark.parametrize(("work", "through"), [("hashlib.sha256(data)", True), ("while True: pass", False)])
+def test_a_rank_ends_when_gloo_has_finished_and_waits_for_no_thread_that_never_does(
+    tmp_path: Path, work: str, through: bool
+) -> None:
+    ran(BUSY.replace("hashlib.sha256(data)", work), tmp_path, DDPLAUNCH_STACKS="1")
+    assert (tmp_path / "through").exists() is through
 
 
 @pytest.mark.parametrize(
@@ -70,4 +60,6 @@ def note_of(program: str, folder: Path) -> str | None:
     ],
 )
 def test_a_rank_notes_that_its_program_was_through(tmp_path: Path, program: str, note: str | None) -> None:
-    assert note_of(program, tmp_path) == note
+    path = tmp_path / "rank-0.through"
+    ran(program, tmp_path, None, DDPLAUNCH_ENDED=str(path))
+    assert (path.read_text() if path.exists() else None) == note

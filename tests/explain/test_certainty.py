@@ -19,10 +19,6 @@ TIMED_OUT = (
 )
 
 
-def _shown(text: str) -> str:
-    return " ".join(explanation_text(explained(text), "train.log", Terminal(80)).split())
-
-
 def test_only_the_files_of_a_record_are_shown_below_its_directory() -> None:
     evidence = (Evidence("/home/kim/train.py", 3, "step()"), Evidence("node-0/rank-0.err", 4, "KeyError: 1"))
     found = Explanation(replace(diagnosed(raised(0, FULL)), evidence=evidence))
@@ -62,5 +58,6 @@ def test_where_the_work_went_on_the_last_error_that_it_passed_over_is_shown() ->
     text = raised(0, FULL) + failed(1, 0, 11) + again + steps + "training finished\n"
     found = explained(text)
     assert found.diagnosis is None and found.passed_over is not None and found.passed_over.line == 4
-    assert f"nothing failed in train.log it went on after: train.log:4: {FULL}" in _shown(text)
+    shown = " ".join(explanation_text(found, "train.log", Terminal(80)).split())
+    assert f"nothing failed in train.log it went on after: train.log:4: {FULL}" in shown
     assert explained(steps + "training finished\n").passed_over is None

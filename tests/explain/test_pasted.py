@@ -113,11 +113,6 @@ def test_an_abort_of_nccl_does_not_hide_the_time_out_before_it() -> None:
     assert (found.code, found.what) == ("collective-timeout", "all-reduce timed out")
 
 
-def test_a_worker_of_a_data_loader_that_a_signal_ended() -> None:
-    found = diagnosed(raised(0, "RuntimeError: DataLoader worker (pid 4142) is killed by signal: Terminated. "))
-    assert "a signal ended a process of rank 0's DataLoader (Terminated)" in found.why
-
-
 @pytest.mark.parametrize("host", ["[fd00::1]", "node0:29500", "tcp://10.0.0.1"])
 def test_an_address_that_says_more_than_the_host_is_not_for_etc_hosts(host: str) -> None:
     line = f"[c10d] The IPv4 network addresses of ({host}, 29500) cannot be retrieved (gai error: -2 - Name unknown).\n"

@@ -25,6 +25,8 @@ def test_a_killed_rank_with_an_oom_kill_ran_out_of_host_memory() -> None:
     assert any(each.file == "memory.events" for each in counted.evidence)
     line = "[1.5] Out of memory: Killed process 88 (python3) total-vm:612214400kB, anon-rss:241880160kB, file-rss:0kB"
     assert diagnosed(lost(0), RunFacts(ranks=KILLED, state="failed", dmesg=(line,))).code == "host-out-of-memory"
+    decided = RunFacts(ranks=(RankEnd(0, "a", exit_code=1, ended_by="itself"),), state="failed", oom_kills=1)
+    assert diagnosed(raised(0, "ValueError: x"), decided).code == "script-exception", "the log decides"
 
 
 REPORT = (
@@ -39,11 +41,6 @@ def test_the_kernels_report_names_the_process_that_it_killed() -> None:
     assert found.code == "host-out-of-memory"
     assert found.what.startswith("rank 1 was ended by SIGKILL") and f": dmesg says: {REPORT[2][:60]}" in found.what
     assert any(each.text == REPORT[2] for each in found.evidence), "the line with the process and its size"
-
-
-def test_the_kernel_is_not_asked_where_the_log_decides() -> None:
-    facts = RunFacts(ranks=(RankEnd(0, "a", exit_code=1, ended_by="itself"),), state="failed", oom_kills=1)
-    assert diagnosed(raised(0, "ValueError: x"), facts).code == "script-exception"
 
 
 def test_sigbus_is_of_a_full_shared_memory_or_of_another_file() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-import pytest
-
 from ddplaunch.explain.decide.fate import RULES
 from ddplaunch.explain.diagnosis import LogSource
 from ddplaunch.explain.explain_logs import explain_texts
@@ -47,21 +45,6 @@ def test_what_the_users_line_calls_is_told_by_every_library_on_the_way() -> None
     text = f"Traceback (most recent call last):\n{own}{frames}ValueError: operator timm::x is not known\n"
     found = diagnosed(text)
     assert (found.calls[-1].folded, found.calls[-1].library) == (3, "timm")
-
-
-@pytest.mark.parametrize("said", ["device_ids", "SyncBatchNorm"])
-def test_what_only_gpus_can_do_is_said_of_a_model_on_the_cpu(said: str) -> None:
-    message = {
-        "device_ids": "DistributedDataParallel device_ids and output_device arguments only work with single-device/"
-        "multiple-device GPU modules or CPU modules, but got device_ids [device(type='cpu')], output_device None, and "
-        "module parameters {device(type='cpu')}.",
-        "SyncBatchNorm": "SyncBatchNorm layers only work with GPU modules",
-    }[said]
-    text = (
-        f'Traceback (most recent call last):\n  File "/srv/train.py", line 9, in main\n    x()\nValueError: {message}\n'
-    )
-    found = diagnosed(text)
-    assert found.code == "script-exception" and "on the CPU" in found.why and said in found.fixes[0]
 
 
 def test_a_syntax_error_has_its_line() -> None:
