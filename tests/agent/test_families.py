@@ -245,7 +245,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> Families:
     (folder / "families.py").write_text(FAMILIES)
     environ = clean_environment(RANK="0", WORLD_SIZE="1", PYTHONPATH=str(Path(__file__).parents[2]))
     command = [sys.executable, "families.py", str(folder)]
-    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=DEADLINE_S)
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=4 * DEADLINE_S)
     assert done.returncode == 0, done.stderr
     lines = list(map(json.loads, done.stdout.splitlines()))
     printed = [{line[1]: line[2:] for line in lines if line[0] is watched} for watched in (True, False)]
