@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -164,18 +164,28 @@ def test_ranks_as_values() -> None:
     assert parse_ranks("0,3, 5-7") == frozenset({0, 3, 5, 6, 7}) and parse_ranks("all") is None
 
 
+def followed(
+    directory: Path, positions: dict[Path, int], over: Callable[[], bool]
+) -> Iterator[tuple[LogFile | None, bytes]]:
+    """Follow, and fail where that never ends."""
+    end_s = time.monotonic() + DEADLINE_S
+    for item in follow_logs(directory, None, positions, over, over_s=0.05):
+        assert time.monotonic() < end_s, "it goes on and on"
+        yield item
+
+
 def test_following_growth_new_ranks_and_restarts(tmp_path: Path) -> None:
     directory = record(tmp_path, "r")
     path = log(directory, 0, "before\nnow ")
     later = [(0, "and on\n", 0), (1, "late rank\n", 0), (1, "restarted\n", 1), (0, "last words", 0)]
     seen = {0: b"", 1: b""}
-    for file, data in follow_logs(directory, None, {path: 7}, lambda: not later, over_s=0.05):
+    for file, data in followed(directory, {path: 7}, lambda: not later):
         if file is not None:
             seen[file.rank] += data
         elif later:
             log(directory, *later.pop(0))
     assert seen == {0: b"now and on\nlast words", 1: b"late rank\nrestarted\n"}
-    follower = follow_logs(directory, None, {}, lambda: False, over_s=0.05)
+    follower = followed(directory, {}, lambda: False)
     assert next(follower)[1] and shutil.rmtree(directory) is None
     assert list(follower), "a record that is removed ends it too"
 
