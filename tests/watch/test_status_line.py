@@ -51,7 +51,7 @@ class Launch:
 
     def at(self, at_s: float, call: Callable[[], None]) -> None:
         if at_s:
-            self.looks += 1
+            self.looks, self.again = self.looks + 1, call
         else:
             call()
 
@@ -108,6 +108,13 @@ def test_it_is_not_shown(shown: Callable[..., Launch], printed: bytes, changes: 
 def test_in_the_background_a_prompt_stays_as_it_is_until_a_rank_prints(shown: Callable[..., Launch]) -> None:
     run = shown(b"step 3/9\n", group=8, passing=True)
     assert (run.shown, run.passing, run.looks) == ([], True, 1)
+
+
+def test_after_the_end_it_is_erased(shown: Callable[..., Launch], monkeypatch: pytest.MonkeyPatch) -> None:
+    run = shown(b"step 3/9\n")
+    monkeypatch.setattr(run, "latest", lambda: None)
+    run.again()
+    assert (len(run.shown), run.passing) == (1, False)
 
 
 def test_until_the_first_output_it_says_how_long_it_takes(shown: Callable[..., Launch]) -> None:
