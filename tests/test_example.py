@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -10,41 +9,31 @@ from pathlib import Path
 
 import pytest
 
+from tests.hosts.launching import clean_environment
+
 EXAMPLE = Path(__file__).parent.parent / "ddplaunch" / "examples" / "train_char.py"
 
 pytestmark = pytest.mark.slow
 
 
-def run(*words: str, folder: Path) -> str:
-    """Run the interpreter with ``words`` in ``folder``, and return what was printed; it has to succeed."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+def test_two_ranks_learn_and_rank_0_alone_speaks_and_saves(tmp_path: Path) -> None:
+    """By ddplaunch: a tenth of the ranks of plain torchrun abort at their end, where nobody waits for gloo."""
+    words = ("-m", "ddplaunch", "run", "2", "--device", "cpu", "--start", "warm", "--", str(EXAMPLE), "--device", "cpu")
     done = subprocess.run(
-        [sys.executable, *words],
-        cwd=folder,
-        env=environment | {"OMP_NUM_THREADS": "1"},
+        [sys.executable, *words, "--epochs", "1", "--steps-per-epoch", "60", "--save", "models/char.pt"],
+        cwd=tmp_path,
+        env=clean_environment(OMP_NUM_THREADS="1"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         timeout=240,
     )
     assert done.returncode == 0, done.stdout
-    return done.stdout
-
-
-def losses(output: str) -> list[float]:
-    """Return the losses of the progress lines, in order."""
-    return [float(match[1]) for match in re.finditer(r"^epoch .* loss ([0-9.]+) ", output, re.MULTILINE)]
-
-
-def test_two_ranks_learn_and_rank_0_alone_speaks_and_saves(tmp_path: Path) -> None:
-    """By ddplaunch: a tenth of the ranks of plain torchrun abort at their end, where nobody waits for gloo."""
-    words = ("-m", "ddplaunch", "run", "2", "--device", "cpu", "--start", "warm", "--", str(EXAMPLE), "--device", "cpu")
-    output = run(*words, "--epochs", "1", "--steps-per-epoch", "60", "--save", "models/char.pt", folder=tmp_path)
-    seen = losses(output)
+    seen = [float(match[1]) for match in re.finditer(r"^epoch .* loss ([0-9.]+) ", done.stdout, re.MULTILINE)]
     assert len(seen) == 4, "one line for steps 1, 20, 40 and 60"
     assert 4.2 < seen[0] < 5.2, "an untrained model is near log(97)"
     assert seen[-1] < 3.0
-    assert "2 x cpu" in output
+    assert "2 x cpu" in done.stdout
     assert [path.name for path in (tmp_path / "models").iterdir()] == ["char.pt"]
     (other,) = tmp_path.rglob("attempt-0/rank-1.out")
     assert other.read_text() == ""

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,27 +25,6 @@ SCRIPTS = [name for name in samples(PAGE) if name.endswith(".py")]
 BATCH_SIZE, LEARNING_RATE = 8, 0.02
 
 
-def ranks_of(command: str, folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Launch the script of ``command`` in ``folder``; return the run's outcome and what each rank observed."""
-    for name, text in samples(PAGE).items():
-        folder.joinpath(name).write_text(text, encoding="utf-8")
-    launched = subprocess.run(
-        [sys.executable, "-m", "ddplaunch", *shlex.split(command)],
-        cwd=folder,
-        env=clean_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=550,
-        check=False,
-    )
-    assert launched.returncode == 0, launched.stdout
-    record = folder / ".ddplaunch" / "latest"
-    outcome = json.loads((record / "outcome.json").read_text(encoding="utf-8"))
-    notes = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(record.rglob("*.observed.json"))]
-    return outcome, notes
-
-
 def test_every_script_of_the_page_has_a_command() -> None:
     assert [command.partition(" -- ")[2].partition(" ")[0] for command in COMMANDS] == SCRIPTS
 
@@ -56,7 +34,22 @@ def test_ranks_train_together_by_the_planned_numbers(command: str, tmp_path: Pat
     for package in ("accelerate", "transformers", "lightning", "hydra"):
         if find_spec(package) is None:
             skip(f"{package} is not installed")
-    outcome, notes = ranks_of(command, tmp_path)
+    for name, text in samples(PAGE).items():
+        tmp_path.joinpath(name).write_text(text, encoding="utf-8")
+    launched = subprocess.run(
+        [sys.executable, "-m", "ddplaunch", *shlex.split(command)],
+        cwd=tmp_path,
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=550,
+        check=False,
+    )
+    assert launched.returncode == 0, launched.stdout
+    record = tmp_path / ".ddplaunch" / "latest"
+    outcome = json.loads((record / "outcome.json").read_text(encoding="utf-8"))
+    notes = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(record.rglob("*.observed.json"))]
     assert outcome["findings"] == []
     assert [note["rank"] for note in notes] == [0, 1]
     for note in notes:

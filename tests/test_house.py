@@ -58,12 +58,8 @@ def nodes_of() -> dict[str, list[ast.AST]]:
     return {dotted(path): walked for path, walked in nodes().items()}
 
 
-def is_package(name: str) -> bool:
-    return (ROOT.parent / Path(*name.split(".")) / "__init__.py").exists()
-
-
 def real() -> list[str]:
-    return [name for name in modules() if not is_package(name)]
+    return [name for name in modules() if not (ROOT.parent / Path(*name.split(".")) / "__init__.py").exists()]
 
 
 @cache

@@ -309,15 +309,11 @@ def test_import_order_is_the_contract() -> None:
     assert sorted(rooms) == sorted([*re.split(r" > | \| ", " > ".join(layers)), "examples"])
 
 
-def python_blocks(heading: str = "## Add a check in ten lines") -> list[str]:
-    section = DOCUMENTS["CONTRIBUTING.md"].partition(heading)[2].partition("\n## ")[0]
-    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-
-
 def example() -> dict[str, Any]:
     """Execute the code of "Add a check in ten lines" as one module, and return its names."""
     namespace: dict[str, Any] = {"__name__": "example"}
-    for code in python_blocks():
+    section = DOCUMENTS["CONTRIBUTING.md"].partition("## Add a check in ten lines")[2].partition("\n## ")[0]
+    for code in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
         exec(compile(code, "CONTRIBUTING.md", "exec"), namespace)
     return namespace
 

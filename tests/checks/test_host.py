@@ -60,9 +60,7 @@ CASES = (
     silent("open-files-low", launch=launch(8, 8), **limits(1024, 1_048_576)),
     silent("open-files-low", launch=launch(8, 64), **limits(None, None)),
     silent("open-files-low", launch=NO_LAUNCH, **limits(1024)),
-    fires(
-        "memlock-low", "`ulimit -l` is 8 MiB, and mlx5_0:1 is", "warning", launch=OVER_NODES, **limits(memlock=8 * MIB)
-    ),
+    fires("memlock-low", "8 MiB, and mlx5_0:1 is", "warning", launch=OVER_NODES, **limits(memlock=8 * MIB)),
     fires("memlock-low", "8 MiB", "warning", launch=NO_LAUNCH, **limits(memlock=8 * MIB)),
     silent("memlock-low", "one node", **limits(memlock=8 * MIB)),
     silent("memlock-low", launch=OVER_NODES, network=healthy_network(infiniband=()), **limits(memlock=8 * MIB)),

@@ -6,7 +6,6 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -46,23 +45,11 @@ def test_pages(golden: Golden) -> None:
         golden(f"cli-help-{name}-80", "".join(f"{line.rstrip()}\n" for line in shown.splitlines()))
 
 
-@pytest.fixture
-def page(call: Call, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """What is shown without colours on a wide terminal."""
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_page_has_every_option_and_both_examples(call: Call, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "160")
-
-    def shown(*words: str) -> str:
-        said = call(*words)
-        assert said.status == 0 and not said.err
-        return said.out
-
-    return shown
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_page_has_every_option_and_both_examples(page: Callable[..., str], name: str) -> None:
-    shown = page(name, "--help")
+    shown = call(name, "--help").out
     for option in options_of(name):
         spelled = option.metavar if option.kind in ("argument", "arguments") else option.flag
         assert spelled in shown

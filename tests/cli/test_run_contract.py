@@ -52,10 +52,6 @@ def run(
     )
 
 
-def arrived(path: Path) -> list[bytes]:
-    return path.read_bytes().split(b"\0")[:-1]
-
-
 ODD_NAME = b"tr\xe4in $HOME 'n' \n {lr} --x.py"
 
 
@@ -70,7 +66,7 @@ def test_arguments_reach_every_rank_byte_for_byte(words: tuple[str | bytes, ...]
     done = run(tmp_path, *words, *ARGUMENTS, before=("2", "--device", "cpu"))
     assert done.returncode == 0, done.stderr
     for rank in ("0", "1"):
-        assert arrived(tmp_path / rank) == list(ARGUMENTS)
+        assert (tmp_path / rank).read_bytes().split(b"\0")[:-1] == list(ARGUMENTS)
 
 
 def test_the_numbers_are_frozen() -> None:

@@ -60,11 +60,6 @@ def passed(options: Options, script: ScriptReport | Unavailable = READ, target: 
 READ_ARGS = ("--batch-size", "8", "--accum", "2", "--warmup", "100", "--lr", "0.05")
 
 
-def test_without_a_word_what_was_read_holds() -> None:
-    assert passed(Options()) == READ_ARGS
-    assert understood_as_said(READ, Options(), TRAIN) is READ
-
-
 @pytest.mark.parametrize(
     ("flag", "value", "words"),
     [

@@ -41,10 +41,13 @@ def launch(tmp_path: Path, environment: dict[str, str], *options: str) -> subpro
     )
 
 
-def ended(tmp_path: Path, processes: list[subprocess.Popen[str]], ranks: int) -> dict[str, list[str]]:
-    """Wait until every rank has said what it sees, let all of them end, and return it for each run."""
+def test_launches_at_once_get_gpus_ports_and_records_of_their_own(tmp_path: Path, fake_nvml: FakeNvml) -> None:
+    (tmp_path / "show.py").write_text(SHOW)
+    environment = fake_nvml.environment(8, ["0 process 1 40000", "0 memory 81559 40004"])
+    environment["DDPLAUNCH_LOCK_DIR"] = str(tmp_path / "locks")
+    processes = [launch(tmp_path, environment, "2", "--gpus", "free:2") for _ in range(3)]
     end = time.monotonic() + DEADLINE_S
-    while len(list(tmp_path.glob("[0-9]-*"))) < ranks * len(processes) and time.monotonic() < end:
+    while len(list(tmp_path.glob("[0-9]-*"))) < 6 and time.monotonic() < end:  # every rank has said what it sees
         if any(process.poll() is not None for process in processes):
             break
         time.sleep(0.1)
@@ -52,14 +55,7 @@ def ended(tmp_path: Path, processes: list[subprocess.Popen[str]], ranks: int) ->
     for process in processes:
         _, error = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0, error
-    return {path.name[2:]: path.read_text().split() for path in tmp_path.glob("0-*")}
-
-
-def test_launches_at_once_get_gpus_ports_and_records_of_their_own(tmp_path: Path, fake_nvml: FakeNvml) -> None:
-    (tmp_path / "show.py").write_text(SHOW)
-    environment = fake_nvml.environment(8, ["0 process 1 40000", "0 memory 81559 40004"])
-    environment["DDPLAUNCH_LOCK_DIR"] = str(tmp_path / "locks")
-    runs = ended(tmp_path, [launch(tmp_path, environment, "2", "--gpus", "free:2") for _ in range(3)], ranks=2)
+    runs = {path.name[2:]: path.read_text().split() for path in tmp_path.glob("0-*")}
     names = [name for devices, _ in runs.values() for name in devices.split(",")]
     assert len(runs) == 3 and len(set(names)) == 6, runs
     assert "0" not in names, "GPU 0 is busy"

@@ -353,12 +353,6 @@ def test_a_reference_batch_of_the_script_is_the_base_of_a_given_learning_rate() 
     )
 
 
-def test_a_base_batch_scales_from_the_scripts_own_learning_rate() -> None:
-    script = report(option("--lr", "lr", "2e-5"))
-    found = complete_from_script(Options(base_batch_size=Resolved(32, FLAG)), TRAIN, FOUR, script)
-    assert found.base_lr == Resolved(2e-5, Source("script", "default at train.py:31"))
-
-
 def test_what_the_script_may_train_with_instead_is_said_of_each_number() -> None:
     doubtful = replace(option("--batch_size", "batch_size"), doubt="train.py:40 may overwrite `--batch_size`")
     own = Instead("accum", "train.py:12 decides the accumulation")
