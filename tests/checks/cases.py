@@ -58,18 +58,13 @@ def silent(code: str, why: str = "", **situation: Any) -> Case:
     return fires(code, "", **situation)
 
 
-def text(finding: Finding) -> str:
-    """Return all words of a finding, line by line."""
-    return "\n".join((finding.what, finding.why, finding.fix, *finding.where))
-
-
 def judge(case: Case) -> None:
     """The check finds something under its own code, of the expected severity, that says what it has to say.
 
     Or it finds nothing, for a case without words; it may be skipped there for want of a fact.
     """
     outcome = outcome_of(ALL, case.code, case.facts, case.launch, case.script)
-    said = "\n".join(text(finding) for finding in outcome.findings)
+    said = "\n".join(text for one in outcome.findings for text in (one.what, one.why, one.fix, *one.where))
     assert outcome.status in (("found",) if case.says else ("passed", "skipped")), (outcome.reason, said)
     for finding in outcome.findings:
         assert (finding.code, finding.severity.value) == (case.code, case.severity)
