@@ -52,13 +52,6 @@ def broken(cpu: CpuFacts) -> Iterator[Finding]:
     yield error("broken", str(cpu.usable / 0), why="", fix="")
 
 
-def test_declaration_reads_name_docstring_and_parameters() -> None:
-    check = declare("host", too_few_cpus)
-    assert (check.code, check.family) == ("too-few-cpus", "host")
-    assert (check.title, check.explanation) == ("There are not enough CPUs", "Each rank needs at least one.")
-    assert (check.needs, check.wants) == (("cpu",), ("launch",))
-
-
 def test_parameter_that_is_no_fact_is_refused_at_once() -> None:
     def typo(cpus: CpuFacts) -> Iterator[Finding]:
         """Never runs."""

@@ -126,7 +126,7 @@ CONTRADICTED = (
     agreeing("--ngpus_per_node 8", NODES),
     agreeing("--nnodes 2", sized()),
     against('`--local_rank 0` … is the same … --a b --local_rank "$', "--a --local_rank 0 b", LOCAL),
-    against("is the same", "--local_rank=0", sized("--local_rank", reads_env=("LOCAL_RANK",)), "warning"),
+    against("is the same … leave `", "--local_rank=0", sized("--local_rank", reads_env=("LOCAL_RANK",)), "warning"),
     agreeing("--local_rank -1", LOCAL),
     agreeing("--local_rank 0", LOCAL, nproc=1),
     against("takes 1 device by `gpus` … `ddplaunch run 1 -- …`", "", fixed("gpus", 1), "warning"),

@@ -135,6 +135,11 @@ def test_what_is_scaled_and_assumed(
     assert numbers.lr is None or "lr" not in said or numbers.lr.value == said["lr"]
 
 
+def test_a_rate_of_the_script_is_not_final() -> None:
+    request = replace(ask(4, batch_size=8, base_warmup=100), lr=Resolved(1e-4, Source("script")))
+    assert value(compute(request).warmup_steps) == 400
+
+
 @pytest.mark.parametrize(("name", "said"), [("lr_scaling", "linear"), ("lr_max_factor", 2.0), ("base_batch_size", 32)])
 def test_scaling_with_nothing_to_scale_is_refused(name: str, said: object) -> None:
     flag = "--" + name.replace("_", "-")
