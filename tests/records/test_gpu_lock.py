@@ -16,7 +16,7 @@ import pytest
 
 from ddplaunch.machine.facts import Gpu, NvmlFacts
 from ddplaunch.planning.gpus import GIB
-from ddplaunch.records.gpu_lock import _DEFAULT_DIRECTORY, GpuLocks, lock_directory, pick_free
+from ddplaunch.records.gpu_lock import GpuLocks, pick_free
 from ddplaunch.values.finding import RefusedError
 from tests.planning.test_gpus import named
 
@@ -148,8 +148,3 @@ def test_where_locks_cannot_be_made_the_launch_goes_on_and_nothing_planted_is_wr
     assert named(selection) == "0" and note.startswith("GPUs are not locked against other launches: ")
     assert unlocked.held == {}
     assert victim.read_text() == "precious" and list(folder.iterdir()) == []
-
-
-def test_where_the_locks_are(tmp_path: Path) -> None:
-    assert lock_directory({}) == lock_directory({"DDPLAUNCH_LOCK_DIR": ""}) == _DEFAULT_DIRECTORY
-    assert lock_directory({"DDPLAUNCH_LOCK_DIR": str(tmp_path)}) == tmp_path
