@@ -85,6 +85,8 @@ def doubt_of(option: DeclaredOption, uses: Sequence[Use], flow: Flow, others: Co
     pattern, end = ENDS.get(meaning, _BATCH_ENDS)
     running = [use for use in uses if use.runs and use.product.power(option.dest) == 1]
     ending = [use for use in running if re.search(pattern, f"{use.sink} {use.name}")]
+    if meaning == "lr":  # what the program defines may show it, or train most parameters with a part of it
+        ending = [use for use in ending if OPTIMIZERS.search(use.sink) or not flow.is_own(use.sink)]
     if not any(part.calls_of("accumulate") for part in flow.parts):  # without it accelerate steps after each pass
         ending = [use for use in ending if use.sink != "Accelerator"]
     if any(_trains(option, use, flow, others) for use in ending) or (
@@ -234,9 +236,10 @@ def _changed(option: DeclaredOption, flow: Flow) -> str:
                 harm = "overwrite" if _replaces(node, option.dest, part, flow) else ""
             else:
                 text = ast.unparse(node)
-                harm = "refuse" if one.search(text) else "overwrite" if _OVERWRITES.match(text) else ""
-            tests = flow.known.conditions(node, part) if harm else ()
-            fills = any("None" in ast.unparse(test) for test, _ in tests)
+                made = (flow.made_of(each, part) for each in ast.walk(node))  # type: ignore[arg-type]  # or of nothing
+                refused = one.search(text) and {option.dest} in made  # no local variable of this name
+                harm = "refuse" if refused else "overwrite" if _OVERWRITES.match(text) else ""
+            fills = harm and any("None" in ast.unparse(test) for test, _ in flow.known.conditions(node, part))
             if harm and not fills and flow.known.runs(node, part):
                 return f"{at(node, part.source)} may {harm} `{flag}`"
     return ""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Final
 
 from ddplaunch.script.flow import DISPLAYS, Flow
@@ -134,10 +136,10 @@ def ranks_of(outside: Outside, options: Sequence[DeclaredOption]) -> GroupSetUp:
         return GroupSetUp()  # what would set up a group may start ranks too
     for (call, part), obstacle in zip(set_ups, obstacles, strict=True):
         of_one = ast.unparse(keyword(call, "world_size") or call) == "1"  # each rank by itself: no group of the launch
-        if obstacle is not None and obstacle[1] is not None and not of_one:
-            behind = flow.known.options_behind(obstacle[0], obstacle[1])
-            found = [option for option in options if option.dest in behind]
-            found = [option for option in found if flow.known.turns(option.dest, obstacle[0], obstacle[1])]
+        test, where = obstacle or _SPAWN
+        if where is not None and not of_one:
+            behind = flow.known.options_behind(test, where)
+            found = [each for each in options if each.dest in behind and flow.known.turns(each.dest, test, where)]
             found = [option for option in found if not option.required] or found  # a required option is given anyway
             switches = tuple(dict.fromkeys(f"{option.after_flag} {option.flags[0]}".strip() for option in found))
             if switches:
@@ -204,7 +206,6 @@ class Outside:
         )
         self.spawns = [(call, part) for call, part in starters if _starts_ranks(call, part, flow)]
         self.targets = {id(node) for call, _ in self.spawns for item in _arguments(call) for node in ast.walk(item)}
-        self._named: dict[str, list[tuple[ast.expr, ReachablePart]]] | None = None
 
     def obstacle(self, node: ast.AST, part: ReachablePart, seen: frozenset[int] = frozenset()) -> _Obstacle | None:
         """Return a condition that keeps ``node`` from running in a rank, ``_SPAWN``, or None if it may run."""
@@ -231,19 +232,18 @@ class Outside:
         """Yield the names that may stand for ``function``, other than those in its own body."""
         parent = part.source.parents.get(function)
         name = parent.name if isinstance(parent, ast.ClassDef) and function.name.startswith("__") else function.name
-        for node, where in self._by_name().get(name, []):
-            if self.flow.function_of(node, where) is function:
-                continue
-            yield node, where
+        return (
+            (node, where) for node, where in self._named[name] if self.flow.function_of(node, where) is not function
+        )
 
-    def _by_name(self) -> dict[str, list[tuple[ast.expr, ReachablePart]]]:
-        if self._named is None:
-            self._named = {}
-            for part in self.parts:
-                for node in part.of(ast.Name, ast.Attribute):
-                    if type(node.ctx) is ast.Load:  # type: ignore[attr-defined]  # of names and attributes
-                        self._named.setdefault(last(node), []).append((node, part))  # type: ignore[arg-type]
-        return self._named
+    @cached_property
+    def _named(self) -> dict[str, list[tuple[ast.expr, ReachablePart]]]:
+        named: dict[str, list[tuple[ast.expr, ReachablePart]]] = defaultdict(list)
+        for part in self.parts:
+            for node in part.of(ast.Name, ast.Attribute):
+                if type(node.ctx) is ast.Load:  # type: ignore[attr-defined]  # of names and attributes
+                    named[last(node)].append((node, part))  # type: ignore[arg-type]
+        return named
 
 
 def _arguments(call: ast.Call) -> list[ast.expr]:
@@ -300,7 +300,7 @@ def _starts_ranks(call: ast.Call, part: ReachablePart, flow: Flow) -> bool:
         name = next((dotted(value, where.aliases) for value, where in flow.bound(call.func, part)), name)
     if name in ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"):
         processes = keyword(call, "nprocs") or (call.args[2] if len(call.args) > 2 else None)
-        return processes is not None and not (isinstance(processes, ast.Constant) and processes.value == 1)
+        return processes is not None and ast.unparse(processes) != "1"
     if last(call.func) == "Process" and keyword(call, "target") is not None:
         return _loop(call, part) is not None
     return _is_of_a_library(call, part)

@@ -531,6 +531,8 @@ ACCELERATED = "import accelerate\nsched = get_scheduler('linear', num_warmup_ste
         (RATE, "opt = SGD(model.parameters(), args.lr / 10)", CHANGED),
         (RATE, "wandb.init(config={'lr': args.lr})", UNUSED % 8),
         (RATE, "make(args)", UNUSED % 5),
+        (RATE, "def train(lr):\n    opt = SGD([{'params': most, 'lr': lr * share}])\ntrain(lr=args.lr)", UNUSED % 10),
+        (RATE, "def make(lr):\n    return SGD(model.parameters(), lr=lr)\nmake(lr=args.lr)", ""),
         (RATE, "opt = DummyOptim(model.parameters(), lr=args.lr)", UNUSED % 8),
         (ACCUM, f"{ACCELERATOR}with a.accumulate(model):\n    a.backward(loss)", ""),
         (ACCUM, f"{ACCELERATOR}a.backward(loss)", UNSTEPPED % 8),
@@ -547,6 +549,7 @@ ACCELERATED = "import accelerate\nsched = get_scheduler('linear', num_warmup_ste
         (ACCUM, "for i in range(args.accum):\n    loss = f(x[i::args.accum])\n    loss.backward()", "`--accum"),
         (ACCUM, "steps = len(data) // args.accum\nopt.step()", UNSTEPPED % 5),
         (ACCUM, "assert args.accum == 1\nA(gradient_accumulation_steps=args.accum)", "train.py:8 may refuse `--accum`"),
+        (BATCH, "batch_size, width = inputs.shape\nassert batch_size == 1\n" + LOADED, ""),
     ],
 )
 def test_a_number_that_was_not_followed_to_what_trains_is_in_doubt(
