@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
+from typing import Any
 
 from ddplaunch.machine.facts import MigDevice, NvidiaFacts
 from ddplaunch.planning.launch import Variable
@@ -28,7 +29,7 @@ HIDDEN = (dataclasses.replace(CHOSEN[0], value=""),)
 BY_SLURM = {"CUDA_VISIBLE_DEVICES": "2,3", "SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "2,3"}
 
 
-def showing(devices: str) -> dict[str, dict[str, str]]:
+def showing(devices: str) -> dict[str, Any]:
     return {"environment": {"CUDA_VISIBLE_DEVICES": devices}}
 
 

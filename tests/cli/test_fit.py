@@ -77,9 +77,9 @@ def test_the_largest_batch_is_found_in_few_trials(tmp_path: Path) -> None:
     # nothing fits that takes by far more than all of the memory for its samples, as the model has it
     model = found["model"]
     over = int(1.25 * ((500 << 20) - model["fixed_bytes"]) / model["sample_bytes"])
-    words = ("1", "--device", "cpu", "--memory", "500MiB", "--batch-size", str(over), "--timeout", "2m")
+    too_large = ("1", "--device", "cpu", "--memory", "500MiB", "--batch-size", str(over), "--timeout", "2m")
     environ = clean_environment(NO_COLOR="1", OMP_NUM_THREADS="1")
-    ran = subprocess.run(ddplaunch("run", *words, "--", "train.py"), cwd=tmp_path, env=environ, timeout=300)
+    ran = subprocess.run(ddplaunch("run", *too_large, "--", "train.py"), cwd=tmp_path, env=environ, timeout=300)
     assert ran.returncode != 0
 
 

@@ -24,8 +24,9 @@ from ddplaunch.values.resolved import Resolved, Source
 from tests.planning.test_script_numbers import NUMBERS
 
 FLAG = Source("flag")
-ON_FOUR = {"world_size": Resolved(4, FLAG), "global_batch_size": Resolved(64, FLAG), "lr": Resolved(0.004, FLAG)}
-PLAN = Plan(replace(NUMBERS, **ON_FOUR), 4, 1, frozenset({"batch_size", "lr", "accum", "warmup_steps"}))
+FOUR, STEP, RATE = Resolved(4, FLAG), Resolved(64, FLAG), Resolved(0.004, FLAG)
+ON_FOUR = replace(NUMBERS, world_size=FOUR, global_batch_size=STEP, lr=RATE)
+PLAN = Plan(ON_FOUR, 4, 1, frozenset({"batch_size", "lr", "accum", "warmup_steps"}))
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
