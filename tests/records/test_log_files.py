@@ -186,7 +186,8 @@ def test_following_growth_new_ranks_and_restarts(tmp_path: Path) -> None:
             log(directory, *later.pop(0))
     assert seen == {0: b"now and on\nlast words", 1: b"late rank\nrestarted\n"}
     follower = followed(directory, {}, lambda: False)
-    assert next(follower)[1] and shutil.rmtree(directory) is None
+    assert next(follower)[1]
+    shutil.rmtree(directory)
     assert list(follower), "a record that is removed ends it too"
 
 
