@@ -237,7 +237,7 @@ def _changed(option: DeclaredOption, flow: Flow) -> str:
             else:
                 text = ast.unparse(node)
                 made = (flow.made_of(each, part) for each in ast.walk(node))  # type: ignore[arg-type]  # or of nothing
-                refused = one.search(text) and {option.dest} in made  # no local variable of this name
+                refused = one.search(text) and {option.dest} in made  # type: ignore[operator]  # no local name
                 harm = "refuse" if refused else "overwrite" if _OVERWRITES.match(text) else ""
             fills = harm and any("None" in ast.unparse(test) for test, _ in flow.known.conditions(node, part))
             if harm and not fills and flow.known.runs(node, part):
