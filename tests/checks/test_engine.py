@@ -103,7 +103,7 @@ def test_healthy_machine_has_nothing(launch: Launch | Unavailable) -> None:
 GONE = {field.name: Unavailable("gone") for field in dataclasses.fields(Facts) if field.default is dataclasses.MISSING}
 
 
-@pytest.mark.parametrize("names", [*([name] for name in PARAMETERS), GONE], ids=str)
+@pytest.mark.parametrize("names", [*([name] for name in sorted(PARAMETERS)), GONE], ids=str)
 def test_no_check_crashes_where_facts_are_missing(names: Iterable[str]) -> None:
     values = available(healthy_facts(), healthy_launch(), healthy_script())
     kept = {"environment", "data_paths", "output_paths"}
