@@ -11,7 +11,7 @@ import pytest
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.records.outcome import RunOutcome, write_outcome
 from tests.cli.cli_calls import Call, call, folder
-from tests.planning.test_submit import SCONTROL, programs
+from tests.planning.test_submit import SCONTROL, put_in_front
 
 __all__ = ["call", "folder"]  # fixtures
 
@@ -22,7 +22,7 @@ CUT = "rank 0: epoch 1\nslurmstepd: error: *** STEP 12.0 ON vn1 CANCELLED AT 202
 def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let Slurm say that every job reached its time limit."""
     said = SCONTROL.format(state="TIMEOUT", reason="TimeLimit", code="0:15")
-    programs(tmp_path / "bin", monkeypatch, scontrol=f"cat <<'END'\n{said}END")
+    put_in_front(tmp_path / "bin", monkeypatch, scontrol=f"cat <<'END'\n{said}END")
 
 
 @pytest.mark.usefixtures("answers")
@@ -36,7 +36,7 @@ def test_a_log_that_was_cut_off_is_explained_by_what_slurm_remembers(call: Call,
 
 def test_a_setup_that_failed_is_no_success(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = SCONTROL.format(state="FAILED", reason="NonZeroExitCode", code="127:0")
-    programs(folder / "bin", monkeypatch, scontrol=f"cat <<'END'\n{said}END")
+    put_in_front(folder / "bin", monkeypatch, scontrol=f"cat <<'END'\n{said}END")
     (folder / "slurm-12.out").write_text("slurm_script: line 9: module: command not found\n")
     said = " ".join(call("explain", "12").out.split())
     assert "error[unknown]: job 12 ended with exit code 127, and nothing in its log or record says why" in said

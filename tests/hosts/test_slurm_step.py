@@ -14,7 +14,7 @@ from ddplaunch.planning.inside.slurm import read_slurm
 from ddplaunch.planning.job.sbatch import step_argv
 from tests.cli.cli_calls import Call, Said, call, folder
 from tests.planning.test_inside import BATCH, STEP
-from tests.planning.test_submit import programs
+from tests.planning.test_submit import put_in_front
 
 __all__ = ["call", "folder"]  # fixtures
 
@@ -51,7 +51,7 @@ def run_in(environ: dict[str, str], call: Call, monkeypatch: pytest.MonkeyPatch,
 def test_a_batch_script_becomes_one_task_on_each_node(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    programs(tmp_path / "bin", monkeypatch, srun="exit 0")
+    put_in_front(tmp_path / "bin", monkeypatch, srun="exit 0")
     became = run_in(BATCH, call, monkeypatch, "--batch-size", "8")
     assert isinstance(became, Became) and became.path.endswith("/bin/srun")
     assert {"--kill-on-bad-exit=1", "--wait=60", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1"} <= set(became.argv)

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -43,19 +44,19 @@ def one_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ddplaunch.cli.commands.launch.submit, "program", lambda: ("/opt/env/bin/ddplaunch",))
 
 
-@pytest.fixture
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """``programs(srun="exit 1")`` puts shell programs of these names in front of PATH."""
-    place = tmp_path / "bin"
-    place.mkdir()
+def put_in_front(place: Path, monkeypatch: pytest.MonkeyPatch, **texts: str) -> None:
+    """Write shell programs of these names into ``place``, which comes first on PATH."""
+    place.mkdir(exist_ok=True)
     monkeypatch.setenv("PATH", f"{place}:{os.environ['PATH']}")
+    for name, text in texts.items():
+        (place / name).write_text(f"#!/bin/bash\n{text}\n")
+        (place / name).chmod(0o755)
 
-    def write(**texts: str) -> None:
-        for name, text in texts.items():
-            (place / name).write_text(f"#!/bin/bash\n{text}\n")
-            (place / name).chmod(0o755)
 
-    return write
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    """``programs(srun="exit 1")`` puts shell programs of these names in front of PATH."""
+    return partial(put_in_front, tmp_path / "bin", monkeypatch)
 
 
 def asked_of(state: str, reason: str = "None") -> str:
