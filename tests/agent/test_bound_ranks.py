@@ -29,7 +29,8 @@ thread.start()
 thread.join()
 code = "import os; print(*sorted(os.sched_getaffinity(0)))"
 seen.append([int(word) for word in subprocess.check_output([sys.executable, "-c", code]).split()])
-open(f"cpus-{rank}-{attempt}.json", "w").write(json.dumps([*seen, gc.get_freeze_count() > 1000]))
+with open(f"{rank}.json", "w") as file: json.dump([*seen, gc.get_freeze_count() > 1000], file)
+os.replace(f"{rank}.json", f"cpus-{rank}-{attempt}.json")
 while not os.path.exists(f"cpus-{1 - int(rank)}-{attempt}.json"): time.sleep(0.01)
 os._exit(int(attempt == "0" and "fails" in sys.argv))
 """

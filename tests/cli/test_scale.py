@@ -49,7 +49,7 @@ def test_what_is_planted_is_named(folder: Path) -> None:
     (two,) = json.loads(out)["sizes"]
     finding = two["verdict"]["finding"]
     assert finding["code"] == CODES["late"], two["verdict"]
-    assert two["slowest_rank"] == 1 and "rank 1" in finding["what"]
+    assert "rank 1" in finding["what"]
 
 
 @pytest.mark.slow
@@ -57,9 +57,8 @@ def test_sizes_side_by_side(folder: Path) -> None:
     command = words("1,2", "--batch-size", "8", "--base-lr", "0.1", "--dataset-size", "1000")
     out, err = scale(folder, command)
     assert err.count(" steps of ") == 2 and "1 process:" in err and "2 processes:" in err
-    lines = {line[2:19].strip(): line[19:].split() for line in out.splitlines() if line.startswith("  ")}
-    assert lines[""] == ["1", "process", "2", "processes"] and lines["effective batch"] == ["8", "16"]
-    assert lines["learning rate"] == ["0.1", "0.2"] and lines["speed-up"][0] == "1.00"
+    lines = {line[2:16].strip(): line[16:].split() for line in out.splitlines() if line.startswith("  ")}
+    assert lines[""] == ["1", "process", "2", "processes"] and lines["speed-up"][0] == "1.00"
     assert 1.4 < float(lines["speed-up"][1]) < 2.6, out
     assert err.count(": 25 steps of ") == 2, "as many as --steps says"
     assert "-bound]" not in out and "rank-late" not in out, "nothing is planted"
