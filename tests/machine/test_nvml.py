@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.machine.facts import Gpu, NvmlFacts
+from ddplaunch.machine.facts import NvmlFacts
 from ddplaunch.values.resolved import Unavailable
+from tests.checks.healthy import healthy_gpu
 from tests.machine.fake_nvml import FakeNvml, fake_nvml_library
 
 __all__ = ["fake_nvml_library"]
@@ -61,24 +62,11 @@ def test_healthy_gpus_answer_everything(probe: Probe) -> None:
     healthy = probe("healthy")
     assert (healthy.driver_version, healthy.cuda_driver_version) == ("570.124.06", (12, 8))
     assert healthy.gpus == (
-        Gpu(
-            index=0,
+        healthy_gpu(
             uuid="GPU-000000a0-5a1e-4000-8000-000000000000",
-            name="NVIDIA H100 80GB HBM3",
-            pci_bus_id="00000000:10:00.0",
-            compute_capability=(9, 0),
             memory_total_bytes=81559 * MIB,
             memory_used_bytes=4 * MIB,
-            utilization_percent=0,
-            processes=(),
-            ecc_uncorrected=0,
-            remap_pending=False,
-            remap_failed=False,
-            recovery_action="none",
-            throttle_reasons=(),
             temperature_c=33,
-            compute_mode="default",
-            mig_enabled=False,
         ),
     )
     gpus = probe("eight").gpus
