@@ -219,10 +219,11 @@ def starting_line(doing: str) -> bytes:
 
 
 def _show_import() -> None:
-    """Show every second that torchrun imports torch; the plug-in ends it."""
+    """Show every second that torchrun imports torch, unless a prompt is there (`bg`); the plug-in ends it."""
     import signal
 
-    signal.signal(signal.SIGALRM, lambda *_: os.write(2, starting_line("torchrun imports torch")))
+    line = "torchrun imports torch"
+    signal.signal(signal.SIGALRM, lambda *_: os.tcgetpgrp(2) == os.getpgrp() and os.write(2, starting_line(line)))
     signal.siginterrupt(signal.SIGALRM, False)
     signal.setitimer(signal.ITIMER_REAL, 0.5, 1)
 
