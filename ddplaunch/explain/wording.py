@@ -46,8 +46,6 @@ _CALLS = "look for `sys.exit`, `os._exit` and `abort` in the script and in what 
 CORE_DUMP = "a core dump has the native stack: `coredumpctl gdb`, or `ulimit -c unlimited` and run it again"
 _EXAMPLE = "ddplaunch run 4"  # in general fixes; a run's own command takes its place
 _OF_DRIVER = 0.05  # fraction of a GPU's memory that the driver takes, not another process
-#: Said of a run that was ended this way.
-STOPPED = "the run was ended by `ddplaunch stop`"
 _SOURCE = 60  # characters of a source line
 _QUOTED = 160  # characters of a rank's last words in one line
 
@@ -311,17 +309,12 @@ def _bytes(text: str) -> float | None:
 # A launcher that was ended by a signal
 
 
-def stopped_by(user: str) -> Words:
-    """Return what, why and fixes for a run that ``user`` ended with `ddplaunch stop`."""
-    return say("stopped", user=user)
-
-
 def _signal_to_launcher(code: str, facts: RunFacts) -> Words:
     """Return what, why and fixes for a run whose launcher was ended by a signal."""
     if code == "killed" or facts.launcher_lost:
         return say("launcher-killed" if code == "killed" else "launcher-lost")
     if facts.stopped_by is not None:
-        return stopped_by(facts.stopped_by)
+        return say("stopped", user=facts.stopped_by)
     signal = signal_name(facts.signal) if facts.signal else "a signal"
     name = f"launcher-{signal}"
     return say(name if has_words(name) else "launcher-ended", signal=signal, asked=_who_asked(facts))

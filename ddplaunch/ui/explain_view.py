@@ -30,6 +30,8 @@ def explanation_text(explanation: Explanation, names: str, terminal: Terminal, r
     diagnosis = explanation.diagnosis
     if diagnosis is None:
         return _nothing_failed(explanation, names, terminal)
+    if diagnosis.is_stop:
+        return terminal.page(terminal.lines(f"nothing failed in {names}: {diagnosis.what}"))
     story = story_lines(diagnosis, terminal, _CALLS, _NOTES)
     for line in diagnosis.evidence[:_EVIDENCE]:
         # a path from the root is a file of the script

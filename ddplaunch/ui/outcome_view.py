@@ -35,11 +35,11 @@ def outcome_text(
     seconds since 1970 [when ranks could begin]. ``unrecorded`` explains why the record is incomplete, ``stopped`` is
     whether our own time-out ended the run, ``notices`` are the first lines of findings that were shown while it ran.
     """
-    head = "stopped" if stopped else _head(outcome, signal)
     killed = _killed_text(outcome) if stopped or outcome.state == "terminated" else ""
     diagnosis = outcome.diagnosis
-    stop = diagnosis is not None and diagnosis.what.endswith("`ddplaunch stop`")
-    by_user = outcome.state == "terminated" and (signal == signals.SIGINT or stop)
+    stop = diagnosis.what if diagnosis is not None and diagnosis.is_stop else ""
+    head = stop or ("stopped" if stopped else _head(outcome, signal))
+    by_user = stop or (outcome.state == "terminated" and signal == signals.SIGINT)
     status = "" if outcome.state == "succeeded" else f"(exit status {outcome.exit_status}) "
     record_text = f"record in {record}" if record else "no record"
     record_text += f"{', incomplete' if record else ''}: {unrecorded}" if unrecorded else ""
@@ -50,8 +50,6 @@ def outcome_text(
         lines += terminal.lines(text, "  ") if text else []
     new = [finding for finding in outcome.findings if finding.what not in notices]
     page = (findings_text(new, terminal) + "\n" if new else "") + terminal.page(lines)
-    if diagnosis is not None and stop:
-        return page + terminal.page(terminal.lines(f"{diagnosis.what}: {diagnosis.why}", "  "))
     if diagnosis is None or (by_user and diagnosis.code == "terminated"):
         return page
     story = story_lines(diagnosis, terminal, _CALLS, _NOTES, named=False)

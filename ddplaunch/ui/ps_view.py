@@ -16,7 +16,7 @@ from ddplaunch.values.words import age_text, listed
 _SCHEMA = 1
 _SCRIPT = 20  # cells
 #: Columns that a narrow terminal leaves out, the first one first; ``--json`` has them.
-_SPARED = ("HOSTS", "GPUS", "BATCH", "WHO", "DIRECTORY", "TOOK", "SIZE", "SCRIPT", "CAUSE", "AGE")
+_SPARED = ("HOSTS", "GPUS", "BATCH", "WHO", "DIRECTORY", "TOOK", "SIZE", "SCRIPT")
 _EMPHASES: Mapping[str, Emphasis] = {"running": "good", "orphaned": "error", "failed": "warning"}
 
 

@@ -13,7 +13,7 @@ import pytest
 from ddplaunch.agent.end.conclude import attempt_ended, conclude, last_lines
 from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
 from ddplaunch.agent.protocol import RankFailure
-from ddplaunch.explain.diagnosis import Diagnosis, Echo, Evidence, Raised, UserCall
+from ddplaunch.explain.diagnosis import Diagnosis, Echo, Evidence, Explanation, Raised, UserCall
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.first_failure import first_failed
 from ddplaunch.records.outcome import (
@@ -21,6 +21,7 @@ from ddplaunch.records.outcome import (
     RankOutcome,
     RunOutcome,
 )
+from ddplaunch.ui.explain_view import explanation_text
 from ddplaunch.ui.outcome_view import outcome_text
 from ddplaunch.ui.terminal import Terminal
 from tests.conftest import Golden
@@ -179,17 +180,15 @@ def test_which_failures_a_restart_cannot_help(
 
 
 def test_a_run_that_somebody_stopped_is_no_error() -> None:
-    why = "ada typed it, and it sends torchrun SIGTERM, which ends the ranks"
-    found = Diagnosis("terminated", "observed", "the run was ended by `ddplaunch stop`", why, ("none",))
+    found = Diagnosis(
+        "terminated", "observed", "stopped by ada with `ddplaunch stop`", "by SIGTERM", ("start it again",)
+    )
     stopped = RunOutcome("r", "node-1", 0, "terminated", 143, 0.0, 9.0, None, found, (), ())
     text = outcome_text(stopped, "runs/r", Terminal(200), signal=15)
-    assert text.splitlines() == [
-        "ddplaunch: ended by SIGTERM (exit status 143) after 9.0 s, record in runs/r",
-        f"  {found.what}: {why}",
-    ]
-    assert "error[terminated]" in outcome_text(
-        replace(stopped, diagnosis=replace(found, what="the launcher was ended from outside")), None, Terminal(200)
-    )
+    assert text == f"ddplaunch: {found.what} (exit status 143) after 9.0 s, record in runs/r\n"
+    assert explanation_text(Explanation(found), "run r", Terminal(80)) == f"nothing failed in run r: {found.what}\n"
+    outside = replace(stopped, diagnosis=replace(found, what="the launcher was ended from outside"))
+    assert "error[terminated]" in outcome_text(outside, None, Terminal(200))
 
 
 def test_success_is_one_line_even_without_a_disk(settings: Settings) -> None:

@@ -186,7 +186,7 @@ def test_only_a_launch_that_filled_options_in_is_told_how_to_leave_them_out() ->
 @pytest.mark.parametrize(
     ("facts", "says", "never"),
     [
-        (RunFacts(stopped_by="ada"), "the run was ended by `ddplaunch stop` ada typed it", "sacct"),
+        (RunFacts(stopped_by="ada"), "stopped by ada with `ddplaunch stop`", "sacct"),
         (RunFacts(slurm_job="17", argv=("ddplaunch", "run")), "`sacct -j 17 -o State,ExitCode,Reason`", "JOBID"),
         (RunFacts(argv=("ddplaunch", "run")), "a `kill` of somebody's or what supervises this process", "sacct"),
         (RunFacts(), "in a job of Slurm, `sacct -j JOBID", "ddplaunch stop"),

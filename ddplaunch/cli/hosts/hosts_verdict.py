@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ddplaunch.explain.diagnosis import VAGUE, Diagnosis, Explanation, RunFacts
 from ddplaunch.explain.explain_logs import explain_texts
-from ddplaunch.explain.wording import STOPPED, stopped_by
+from ddplaunch.explain.signatures import say
 from ddplaunch.hosts.session.start_hosts import HostEnd
 from ddplaunch.records.directory import read_stop
 from ddplaunch.records.explain_sources import recorded_run
@@ -191,11 +191,11 @@ class EndedLaunch:
         """Return a host where `ddplaunch stop` ended the run, typed here or there, with that explanation, or None."""
         noted = read_stop(self.directory, self.begun_s)
         if self.interrupted == signal.SIGTERM and noted is not None and not noted.launcher_lost:
-            diagnosis = Diagnosis("terminated", "observed", *stopped_by(noted.user), host=socket.gethostname())
+            diagnosis = Diagnosis("terminated", "observed", *say("stopped", user=noted.user), host=socket.gethostname())
             return self.ends[0], Explanation(diagnosis)
         for outcome in sorted(self.outcomes.values(), key=lambda outcome: outcome.ended_s):
             end, found = self.ends[outcome.node], outcome.diagnosis
-            if end.told is None and outcome.state == "terminated" and found is not None and found.what == STOPPED:
+            if end.told is None and outcome.state == "terminated" and found is not None and found.is_stop:
                 return end, Explanation(replace(found, host=end.name))
         return None
 

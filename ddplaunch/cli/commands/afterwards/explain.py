@@ -80,9 +80,11 @@ def explain(targets: list[str], json: bool | None, why: bool | None, run_dir: st
     record = subject.record
     running = _written(subject, explanation) if record is None else lives and not record.outcomes
     explanation = _with_what_else_is_known(explanation, subject, running)
+    cause = explanation.diagnosis
+    status = ExitStatus.DONE if cause is None or cause.is_stop else ExitStatus.FINDINGS
     if json:
         answer_json(_json(explanation, subject))
-        return ExitStatus.DONE if explanation.diagnosis is None else ExitStatus.FINDINGS
+        return status
     from ddplaunch.ui.explain_view import explanation_text
     from ddplaunch.ui.logs_view import cut_text
     from ddplaunch.ui.outcome_view import attempts_text
@@ -96,7 +98,7 @@ def explain(targets: list[str], json: bool | None, why: bool | None, run_dir: st
     if record is not None:
         answer(attempts_text(record.outcome, terminal))
         tell(cut_text(log_parts(record.directory)) or "")
-    return ExitStatus.DONE if explanation.diagnosis is None else ExitStatus.FINDINGS
+    return status
 
 
 def _with_what_else_is_known(explanation: Explanation, subject: Subject, running: bool) -> Explanation:
