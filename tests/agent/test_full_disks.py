@@ -110,7 +110,9 @@ def test_a_second_guard_goes_on_in_the_last_piece(run: Path) -> None:
     assert len(pieces_of(file.path or "")) == 3
 
 
-def test_following_goes_on_in_the_next_piece(run: Path) -> None:
+def test_following_goes_on_in_the_next_piece(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for pause in ("_POLL_S", "_NEW_FILES_S"):
+        monkeypatch.setattr(f"ddplaunch.records.log_files.{pause}", 0.005)
     file, seen = log(run), b""
     file.write(lines(5000))
     stop = iter([False] * 40 + [True] * 100)

@@ -185,7 +185,7 @@ def test_a_guard_that_hears_of_all_late_takes_torchruns_word_and_spares_the_rank
         guarded.guard.send_signal(signal.SIGSTOP)
         guarded.attempt(["import os; os.kill(os.getpid(), 15)", "import sys; sys.exit(3)"])
         guarded.wait()
-        lives = "import time; time.sleep(1.5); print('lived')"
+        lives = "import time; time.sleep(0.5); print('lived')"
         failures = [failure(rank, guarded.ranks[rank].pid, code) for rank, code in ((0, -15), (1, 3))]
         guarded.failed(*failures)
         guarded.attempt([lives, lives], number=1)  # and these ranks run already

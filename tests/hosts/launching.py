@@ -65,8 +65,9 @@ SERVICE = [sys.executable, "-m", "ddplaunch.cli.hosts.serve"]
 
 
 @pytest.fixture
-def links() -> Iterator[Links]:
-    """Sessions that end with the test."""
+def links(monkeypatch: pytest.MonkeyPatch) -> Iterator[Links]:
+    """Sessions that end with the test, which many of them do only when they are killed."""
+    monkeypatch.setattr("ddplaunch.hosts.session.links._CLOSING_S", 0.1)
     with Links() as made:
         yield made
 

@@ -43,7 +43,8 @@ def answering(folder: Path, drops: int) -> Callable[[str], list[str]]:
     return command
 
 
-def test_dropped_connections_are_tried_again(links: Links, tmp_path: Path) -> None:
+def test_dropped_connections_are_tried_again(links: Links, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddplaunch.hosts.session.fan_out._LONGEST_DELAY_S", 0.01)
     command = answering(tmp_path, 2)
     fan_out = FanOut(links, lambda name: links.open(name, command(name)), 60, most=4)
     reached = links.run(fan_out.reach([f"host{number}" for number in range(6)]))
@@ -76,7 +77,7 @@ def test_dead_hosts_cost_the_others_nothing(links: Links, tmp_path: Path, monkey
     def start(name: str) -> Link:
         return links.open(name, ["sleep", "600"] if name.startswith("dead") else command(name))
 
-    reached = links.run(Watched(links, start, 2.5, most=2).reach(["dead0", "dead1", "dead2", "live0", "live1"]))
+    reached = links.run(Watched(links, start, 1.2, most=2).reach(["dead0", "dead1", "dead2", "live0", "live1"]))
     assert [each.greeted for each in reached] == [False, False, False, True, True]
     assert set(settled[:2]) == {"live0", "live1"}  # although the dead ones took the whole window first
 
@@ -86,9 +87,9 @@ def test_a_name_with_several_addresses_has_time_for_each_and_sshs_own_words_are_
 ) -> None:
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: [("one",), ("two",)])
     words = "ssh: connect to host gpu-x port 22: Connection timed out"
-    slow = ["sh", "-c", f"sleep 1.5; echo {words} >&2; exit 255"]
-    (reached,) = links.run(FanOut(links, lambda name: links.open(name, slow), 0.5).reach(["ada@gpu-x"]))
-    assert (reached.status, reached.limit_s) == (255, 10.5)
+    slow = ["sh", "-c", f"sleep 0.4; echo {words} >&2; exit 255"]
+    (reached,) = links.run(FanOut(links, lambda name: links.open(name, slow), 0.1).reach(["ada@gpu-x"]))
+    assert (reached.status, reached.limit_s) == (255, 10.1)
     assert reached.failure("python").why == words
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from ast import literal_eval
+from typing import Any
+
 import pytest
 
 from ddplaunch.cli.commands.launch.doctor import _SILENT_S
@@ -9,9 +13,17 @@ from ddplaunch.cli.hosts.meet_nodes import TIMEOUT_S
 from ddplaunch.cli.hosts.plan_hosts import JOIN_S, AskedHosts
 from ddplaunch.cli.hosts.run_on_hosts import _GRACE_S
 from ddplaunch.comm.checks import _LATE_FACTOR, _SLOW
-from ddplaunch.examples import comm_test
 from ddplaunch.hosts.session.fan_out import TRIES, window_of
 from tests.source import PACKAGE
+
+
+def of_comm_test(name: str) -> Any:
+    """Return a figure of the script that ranks run, from its text: imported, it would bring torch to each worker."""
+    text = (PACKAGE / "examples" / "comm_test.py").read_text(encoding="utf-8")
+    match = re.search(rf"^{name} = ([^#\n]+)", text, re.MULTILINE)
+    assert match
+    return literal_eval(match[1].strip())
+
 
 NUMBERS = {3.0: "three", 8.0: "eight", 10.0: "ten"}
 
@@ -22,9 +34,9 @@ NUMBERS = {3.0: "three", 8.0: "eight", 10.0: "ten"}
         ("nodes", "`--join-timeout` ({:g} s) to answer", (JOIN_S,)),
         ("nodes", "`--host-timeout` ({:g} min)", (AskedHosts().patience_s / 60,)),
         ("nodes", "`--grace` ({:g} s) more", (_GRACE_S,)),
-        ("nodes", "Each group has {:g} s, with NCCL {:g}", (comm_test.TIMEOUT_S["gloo"], comm_test.TIMEOUT_S["nccl"])),
+        ("nodes", "Each group has {:g} s, with NCCL {:g}", (*of_comm_test("TIMEOUT_S").values(),)),
         ("nodes", "silent for {:g} s (`--host-timeout`)", (_SILENT_S,)),
-        ("nodes", "until each had {} partners", (comm_test.PARTNERS,)),
+        ("nodes", "until each had {} partners", (of_comm_test("PARTNERS"),)),
         ("nodes", "slow below {:g} % of the median", (100 * _SLOW,)),
         ("nodes", "late at {} times", (_LATE_FACTOR,)),
         ("by-hand", "(`--join-timeout`, {:g} s; 0 skips it)", (TIMEOUT_S,)),

@@ -57,7 +57,11 @@ def gone(run: FakeRun) -> bool:
 
 
 @pytest.mark.parametrize("ours", [True, False], ids=["ddplaunch", "torchrun"])
-def test_orphans_are_listed_then_ended_with_all_they_hold(start_run: StartRun, call: Call, ours: bool) -> None:
+def test_orphans_are_listed_then_ended_with_all_they_hold(
+    start_run: StartRun, call: Call, ours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not ours:  # what ignores SIGTERM has all the grace
+        monkeypatch.setattr(clean_command, "_GRACE_S", 0.2)
     run = start_run("orphans", "worker", *([] if ours else ["deaf"]), ranks=1, ours=ours)
     alive = start_run("alive")
     pids = run.session_pids
@@ -75,7 +79,7 @@ def test_orphans_are_listed_then_ended_with_all_they_hold(start_run: StartRun, c
 
     data = json.loads(call("clean", run.run_id, "--yes", "--json").out)
     assert (data["schema"], data["done"], data["orphans"][0]["kind"]) == (2, True, "ddplaunch" if ours else "torchrun")
-    result = "ended" if ours else "killed"  # what ignores SIGTERM is killed
+    result = "ended" if ours else "killed"
     assert {each["pid"]: each["result"] for each in data["orphans"][0]["processes"]} == dict.fromkeys(pids, result)
     assert gone(run)
     assert len(alive.session_pids) == 2

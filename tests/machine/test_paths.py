@@ -98,10 +98,10 @@ def test_a_real_mount_whose_server_never_answers(tmp_path: Path) -> None:
         pytest.skip(f"FUSE cannot be mounted here: {os.strerror(ctypes.get_errno())}")
     try:
         before, descriptors = children(), open_files()
-        dead, below, alive = begin_looks([(target, "data"), (f"{target}/x", "output"), (str(tmp_path), "data")], 3)()
+        dead, below, alive = begin_looks([(target, "data"), (f"{target}/x", "output"), (str(tmp_path), "data")], 1)()
         assert (dead.kind, below.kind, alive.kind) == ("unreachable", "unreachable", "directory")
         until(lambda: children() <= before, "a busy machine takes a while to end what was killed")
-        assert dead.error == "no answer within 3 s" and not open_files() - descriptors
+        assert dead.error == "no answer within 1 s" and not open_files() - descriptors
     finally:
         os.close(server)  # ends the connection: the mount now answers ENOTCONN
         gone = look(target, "data")
