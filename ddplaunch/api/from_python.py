@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from html import escape
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, overload
+from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from ddplaunch.api.child import Ended, held_folder, run_child
 from ddplaunch.api.rank_call import read_result, write_call
@@ -100,10 +101,11 @@ def _argument(option: re.Match[str]) -> str:
 
     An option of the script is one of its words, whoever launches it.
     """
-    if f"--{option[2]}" not in {flag.flag for flag in options_of("run")}:
+    name = option[2].replace("-", "_")
+    if name not in _flag_by_name():
         return option[0]
     value = "False" if option[1] else option[3] or ""
-    return f"`{option[2].replace('-', '_')}={value if re.fullmatch('[0-9.]*|False', value) else repr(value)}`"
+    return f"`{name}={value if re.fullmatch('[0-9.]*|False', value) else repr(value)}`"
 
 
 class RunFailed(_ToldInFull):
@@ -186,30 +188,30 @@ def launch(
         target = ["-m", RANK_CALL, str(folder), getattr(what, "__name__", type(what).__name__)]
         outcome = _outcome(run_child(["run", *words, "--", *target], show=show_output))
         if outcome.status:
-            _raise_failed(folder, outcome)
+            rank = outcome.run.first_failed_rank if outcome.run is not None else None
+            failed = read_result(folder, rank or 0)
+            raise RunFailed(outcome) from (failed[1] if failed is not None and not failed[0] else None)
         results: list[Any] = []
         while (result := read_result(folder, len(results))) is not None:
             results.append(result[1])
         return results if all_ranks else results[0]
 
 
-def _raise_failed(folder: Path, outcome: Outcome) -> NoReturn:
-    first = outcome.run.first_failed_rank if outcome.run is not None else None
-    result = read_result(folder, first or 0)
-    raise RunFailed(outcome) from (result[1] if result is not None and not result[0] else None)
+@cache
+def _flag_by_name() -> Mapping[str, Flag]:
+    """Return the options of ``run`` that ``launch`` takes."""
+    return {flag.name: flag for flag in options_of("run") if flag.name not in NOT_HERE}
 
 
 def _option_words(options: Mapping[str, Option]) -> list[str]:
     """Return options as words of the command line. Raises TypeError for an unknown name."""
-    flag_by_name = {
-        flag.name: flag for flag in options_of("run") if flag.kind != "argument" and flag.name not in NOT_HERE
-    }
+    flag_by_name = _flag_by_name()
     words: list[str] = []
     for name, value in options.items():
         if name not in flag_by_name:
             if (removal := removed("run", f"--{name}")) is not None:
                 raise TypeError(f"launch() has no option `{name}` any more: {removal.findings[0].fix}")
-            hint = f"; did you mean `{near}`?" if (near := nearest(name, ("nproc", *flag_by_name))) else ""
+            hint = f"; did you mean `{near}`?" if (near := nearest(name, flag_by_name)) else ""
             raise TypeError(f"launch() has no option `{name}`{hint} (`ddplaunch run --help` lists them)")
         if value is not None:
             words += _words_of(flag_by_name[name], value)
