@@ -204,10 +204,7 @@ def comparable(block: Block, text: str) -> str:
     )
     if block.mode == "table":
         # `ps` has a column only where a run of this machine has something for it
-        text = re.sub(r"(?<= )\.(?= )", "", text)  # this directory, where others are listed too
-        text = re.sub(
-            rf"\b(?:BATCH|GPUS|WHO|HOSTS|TOOK|CAUSE|DIRECTORY|node-1|{re.escape(socket.gethostname())})\b", "", text
-        )
+        text = re.sub(rf"(?<=STATE) .*|\b(?:node-1|{re.escape(socket.gethostname())})\b", "", text)
         text = re.sub(r"(?<!rank )(?<!py:)\b\d[\d.:]*(?:e-\d+| min \d+ s| s| min)?\b", "N", text)
         # nor columns of numbers beside the runs of others, whose long names leave no cells for them
         return re.sub(r"\bN(?: N)+\b", "N", " ".join(text.split()))

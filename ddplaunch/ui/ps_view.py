@@ -15,8 +15,7 @@ from ddplaunch.values.words import age_text, listed
 
 _SCHEMA = 1
 _SCRIPT = 20  # cells
-#: Columns that a narrow terminal leaves out, the first one first; ``--json`` has them.
-_SPARED = ("HOSTS", "GPUS", "BATCH", "WHO", "DIRECTORY", "TOOK", "SIZE", "SCRIPT")
+_KEPT = 4  # columns; a narrow terminal leaves out the others, the last one first, and ``--json`` has them
 _EMPHASES: Mapping[str, Emphasis] = {"running": "good", "orphaned": "error", "failed": "warning"}
 
 
@@ -32,7 +31,7 @@ def ps_text(
     rows = [_row(run, now_s, me, base) for run in runs]
     emphasis = {row: _EMPHASES[run.state] for row, run in enumerate(runs) if run.state in _EMPHASES}
     right = {"AGE", "TOOK", "SIZE", "BATCH"}
-    lines = table(rows, terminal, right, spared=_SPARED, emphasis=emphasis)
+    lines = table(rows, terminal, right, spared=[*rows[0]][: _KEPT - 1 : -1], emphasis=emphasis)
     for run in runs:
         lines += terminal.lines(f"{run.run_id}: {run.problem}") if run.problem else []
     lines += terminal.lines(f"{more} more ended; `ddplaunch ps --all` lists them") if more else []
@@ -46,15 +45,15 @@ def _row(run: RunSummary, now_s: float, me: str, base: Path | None) -> dict[str,
         "RUN": run.run_id,
         "STATE": run.state,
         "AGE": age_text(None if run.started_s is None else now_s - run.started_s),
-        "TOOK": age_text(took_s),
+        "CAUSE": "" if run.diagnosis == run.state else run.diagnosis or status,
+        "SCRIPT": cut((run.script or "").rpartition("/")[2], _SCRIPT),
         "SIZE": str(number_of_ranks(run) or ""),
+        "TOOK": age_text(took_s),
+        "DIRECTORY": _place(run.directory, base),
+        "WHO": "" if run.user == me else run.user or "",
         "BATCH": "" if run.effective_batch is None else str(run.effective_batch),
         "GPUS": gpus_text(run.gpus or ()),
-        "WHO": "" if run.user == me else run.user or "",
         "HOSTS": listed(run.hosts, 1) if len(run.hosts) > 1 else "",
-        "CAUSE": "" if run.diagnosis == run.state else run.diagnosis or status,
-        "DIRECTORY": _place(run.directory, base),
-        "SCRIPT": cut((run.script or "").rpartition("/")[2], _SCRIPT),
     }
 
 

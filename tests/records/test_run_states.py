@@ -167,7 +167,7 @@ def test_runs_of_other_directories_say_which() -> None:
         RunSummary("d", "terminated", base / "runs" / "d", diagnosis="terminated", user="ada"),
     ]  # fmt: skip
     lines = ps_text(runs, 0, 100.0, "ada", Terminal(100), base).splitlines()
-    assert lines[0].split() == ["RUN", "STATE", "AGE", "TOOK", "CAUSE", "DIRECTORY"]
+    assert lines[0].split() == ["RUN", "STATE", "AGE", "CAUSE", "TOOK", "DIRECTORY"]
     assert [line.split()[-1] for line in lines[1:]] == ["running", "/home/ada/other", "/scratch", "terminated"]
     assert "cuda-out-of-memory" in lines[3] and lines[4].split() == ["d", "terminated"]
     away = replace(runs[2], script="训练模型的脚本训练模型的脚本.py")
