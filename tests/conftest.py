@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import sys
 from collections import Counter
@@ -51,6 +52,14 @@ def pytest_configure(config: pytest.Config) -> None:
     """Signatures are compiled anew before any test reads them, so that one command accepts what they say now."""
     if config.getoption("--accept-golden") and not hasattr(config, "workerinput"):
         write_signatures()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file of slow tests alone is not imported for the others: torch would take seconds of each worker."""
+    if config.option.markexpr != "not slow" or not collection_path.match("test_*.py"):
+        return None
+    all_slow = re.search(r"(?m)^pytestmark = .*\bmark\.slow\b", collection_path.read_text(encoding="utf-8"))
+    return True if all_slow else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

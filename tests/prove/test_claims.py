@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from ddplaunch.prove.answer import proof_json, proof_text
-from ddplaunch.prove.claims import Claim, ProofAnswer, fit, mean, right, still_open, wrong
+from ddplaunch.prove.claims import Claim, ProofAnswer, mean, right, still_open, wrong
 from ddplaunch.prove.gradients import gradient_claims
-from ddplaunch.prove.in_rank.batches import KeptBatches
-from ddplaunch.prove.in_rank.sketch import checksum, fingerprints, probed, sketch
 from ddplaunch.prove.one_process import one_process_claims
 from ddplaunch.prove.recording import Recorded, read_recording
 from ddplaunch.prove.samples import sample_claims
@@ -213,56 +209,6 @@ def test_models_that_evaluate_and_differ() -> None:
 
     assert codes(list(sample_claims(ranks("a 1", 2.0)))) == {"models-differ"}
     assert codes(list(sample_claims(ranks("a 1", 1.0)))) == codes(list(sample_claims(ranks("a 2", 2.0)))) == set()
-
-
-@pytest.mark.parametrize("shape", [(), (3,), (64,), (65,), (4093,), (70, 4093), (300, 4096), (0,)])
-def test_a_sketch_of_a_mean_is_the_mean_of_sketches(shape: tuple[int, ...]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    one, other = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
-    combined = fit(sketch((one + other) / 2), mean([sketch(one), sketch(other)]))
-    assert combined.residual < 1e-12 or one.numel() == 0
-    assert one.numel() <= 1 or fit(sketch(one + 0.01 * other), sketch(one)).residual > 1e-3
-
-
-def test_samples_are_told_apart() -> None:
-    values = torch.randn(4, 3).bfloat16()
-    assert len({*fingerprints(["text", {"x": values}])}) == 4
-    assert fingerprints(["text", torch.tensor(1.0)]) == []
-    assert checksum({"x": values, "name": ["a"]}) == checksum({"x": values.clone(), "name": ["a"]})
-    assert checksum((values, "a")) != checksum((values, "b"))
-
-
-def test_probes_leave_random_numbers_as_they_were() -> None:
-    class Noisy(list[int]):
-        def __getitem__(self, index: Any) -> Any:
-            return index + random.random() + torch.rand(())
-
-    before = torch.get_rng_state(), random.getstate()
-    first, again = (probed(Noisy(range(3)), [2, 1], live=live) for live in (True, False))
-    assert first["contents"] == again["contents"] and [*first["contents"]] == ["0", "1", "2"]
-    assert first["drawn"][0] != first["drawn"][1] and "drawn" not in again
-    assert torch.equal(before[0], torch.get_rng_state()) and before[1] == random.getstate()
-    assert probed(iter([1]), [0], live=True) == {}
-
-
-def _kept(folder: Path, *batches: Any) -> KeptBatches:
-    """Return what gives one process the first batch of each rank."""
-    for rank, batch in enumerate(batches):
-        KeptBatches(folder, rank, replayed=False).keep("0-1-0.pt", batch, [[rank, rank + 10]])
-    return KeptBatches(folder, 0, replayed=True)
-
-
-def test_one_process_gets_the_batches_of_all_ranks(tmp_path: Path) -> None:
-    kept = _kept(tmp_path, *({"x": torch.full((2, 3), rank), "pad": 0} for rank in (0, 1)))
-    batch = kept.joined("0-1-0.pt", lambda _: None)
-    assert batch["x"][:, 0].tolist() == [0, 0, 1, 1] and batch["pad"] == 0
-    with pytest.raises(StopIteration):
-        kept.joined("0-1-1.pt", list)
-
-
-@pytest.mark.parametrize("batches", [[torch.ones(2, 3), torch.ones(2, 4)], [["a"], ["b"]]])
-def test_batches_that_cannot_be_joined_are_made_again_from_their_indices(tmp_path: Path, batches: Any) -> None:
-    assert _kept(tmp_path, *batches).joined("0-1-0.pt", list) == [0, 10, 1, 11]
 
 
 def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:

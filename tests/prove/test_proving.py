@@ -13,6 +13,7 @@ import torch
 from benchmarks.proving_scripts import SCRIPTS
 from tests.hosts.launching import clean_environment, ddplaunch
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 CASES = (
     *("calls model.module", "gradients over world", "own sum loss", "never cleared", "no set_epoch", "clipped before"),
@@ -22,7 +23,6 @@ CASES = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_planted_mistakes_are_found_and_right_scripts_left_alone() -> None:
     argv = [sys.executable, "-m", "benchmarks.proving", "--no-write", "--check", *CASES]
@@ -31,7 +31,6 @@ def test_planted_mistakes_are_found_and_right_scripts_left_alone() -> None:
     assert "| found | 15 |" in done.stdout and "| silent | 7 |" in done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there are GPUs")
 def test_the_command_proves_a_script_that_insists_on_cuda_and_writes_nothing(tmp_path: Path) -> None:
