@@ -1,0 +1,23 @@
+"""Every fault of memory, ports and the network, and how ranks end that print little, for real."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.catalogue import MACHINE, NETWORK, WORDS, Fault
+from tests.faults.happening import happens
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(fault, id=fault.name, marks=[pytest.mark.root] if fault.root else [])
+        for fault in (*WORDS, *MACHINE, *NETWORK)
+    ],
+)
+def test_fault(fault: Fault, tmp_path: Path) -> None:
+    happens(fault, tmp_path)
