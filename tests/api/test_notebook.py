@@ -15,8 +15,6 @@ import psutil
 import pytest
 from nbclient import NotebookClient
 
-from tests.readme_blocks import SAMPLE
-
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 240
@@ -39,8 +37,10 @@ def said(cell: Any, stream: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def package(monkeypatch: pytest.MonkeyPatch) -> None:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches find the package, and torch is imported once for the ranks of each."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (tmp_path / "ddplaunch.toml").write_text('start = "warm"\n')
 
 
 STEPS = """
@@ -120,11 +120,19 @@ def test_the_notebook_of_examples(tmp_path: Path) -> None:
     assert script.outputs[-1].data["text/plain"] == "(0, {'epochs': 3.0})"
 
 
+#: Has the options that the document passes.
+SCRIPT = """
+import argparse
+parser = argparse.ArgumentParser()
+for option in ("--batch-size", "--epochs"):
+    parser.add_argument(option, type=int)
+parser.parse_args()
+"""
+
+
 def test_the_blocks_of_the_document_run(tmp_path: Path) -> None:
     document = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
-    (tmp_path / "train.py").write_text(
-        dict(SAMPLE.findall((ROOT / "docs" / "first-run.md").read_text(encoding="utf-8")))["train.py"]
-    )
+    (tmp_path / "train.py").write_text(SCRIPT)
     found = notebook(*re.findall(r"^```python\n(.*?)^```", document, re.DOTALL | re.MULTILINE))
     client(found, tmp_path).execute()
     script, failures, function = found.cells
