@@ -1,7 +1,7 @@
 """What a script can observe of its process: each item of the dicts below is a case; writes $PROBE/RANK.json.
 
 Cases are asked before `import torch`, and if the first argument is `torch`, after it as well. Apart from the answers
-there is what two ranks never share.
+there is what two ranks never share. Where $PROBE has a file `trains`, small models are trained as well (trainings.py).
 """
 
 from __future__ import annotations
@@ -371,3 +371,7 @@ if __name__ == "__main__":
                     for name, value in each().items()}  # fmt: skip
     told = {"answers": answers, "chance": chance, "frozen": gc.get_freeze_count()}
     Path(os.environ["PROBE"], f"{os.environ['RANK']}.json").write_text(json.dumps(told, default=str))
+    if Path(os.environ["PROBE"], "trains").exists():
+        import trainings
+
+        trainings.main()

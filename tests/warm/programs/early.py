@@ -1,6 +1,6 @@
-"""Sets the variable of its rank, of the arguments NAME=VALUE, before `import torch`; writes what torch made of it.
+"""Sets the variables of its arguments, NAME=VALUE, before `import torch`; writes what torch made of them.
 
-The source has no name, so that nothing but the rank itself can notice it.
+The source has no name, so that nothing but the rank itself can notice them.
 """
 
 import json
@@ -9,15 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-rank = int(os.environ["RANK"])
-name, _, value = sys.argv[1 + rank].partition("=")
-os.environ[name] = value
+os.environ.update(word.split("=", 1) for word in sys.argv[1:])
 
-import ctypes  # noqa: E402
-import logging  # noqa: E402
+import ctypes
+import logging
 
-import torch  # noqa: E402
-import torch.distributed  # noqa: E402
+import torch
+import torch.distributed
 
 distributed: Any = torch.distributed
 
@@ -41,4 +39,4 @@ answers = {
     "debug level": str(distributed.get_debug_level()),
     "log level": logging.getLogger("torch._dynamo").getEffectiveLevel(),
 }
-Path(os.environ["PROBE"], f"{rank}.json").write_text(json.dumps(answers))
+Path(os.environ["PROBE"], "0.json").write_text(json.dumps(answers))

@@ -1,4 +1,4 @@
-"""Trains small models as examples do, each from its own seed; writes the losses as JSON to $PROBE/RANK.json."""
+"""Trains small models as examples do, each from its own seed; writes the losses as JSON to $PROBE/losses-RANK.json."""
 
 import json
 import os
@@ -174,10 +174,5 @@ def main() -> None:
     for number, function in enumerate(TRAININGS):
         torch.manual_seed(number)
         losses[function.__name__] = list(function())
-        print(function.__name__, losses[function.__name__][-1])
     distributed.destroy_process_group()
-    Path(os.environ["PROBE"], f"{os.environ['RANK']}.json").write_text(json.dumps(losses))
-
-
-if __name__ == "__main__":
-    main()
+    Path(os.environ["PROBE"], f"losses-{os.environ['RANK']}.json").write_text(json.dumps(losses))
