@@ -66,7 +66,7 @@ parser.add_argument("--warmup", type=int, default=0)
 args = parser.parse_args()
 world, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
 
-def train(fault, store="env://"):
+def train(fault, rank=rank, store="env://"):
     if fault != "apart":
         dist.init_process_group("gloo", store, world_size=world, rank=rank)
     torch.manual_seed(0)
@@ -105,19 +105,21 @@ def train(fault, store="env://"):
     os._exit(0)
 
 """
-#: Each fault in a fork of its own, so that torch is imported once.
+#: Both ranks of each fault are forked, so that torch is imported once.
 FORKED = """
 import torch._dynamo  # as DistributedDataParallel does, for two seconds
 from ddplaunch.agent.rank_site import ddplaunch_marks, ddplaunch_observer
 for fault in os.environ["FAULTS"].split(","):
-    if os.fork() == 0:
-        try:
-            note = f"node-0/attempt-{fault}/rank-{rank}.observed.json"
-            ddplaunch_observer.begin(note, ddplaunch_marks.after_import)
-            train(fault, f"file://{os.getcwd()}/store-{fault}")
-        finally:
-            os._exit(1)
-    assert os.wait()[1] == 0, fault
+    for rank in range(2):
+        if os.fork() == 0:
+            try:
+                os.environ["RANK"] = str(rank)
+                note = f"node-0/attempt-{fault}/rank-{rank}.observed.json"
+                ddplaunch_observer.begin(note, ddplaunch_marks.after_import)
+                train(fault, rank, f"file://{os.getcwd()}/store-{fault}")
+            finally:
+                os._exit(1)
+    assert [os.wait()[1], os.wait()[1]] == [0, 0], fault
 """
 FAULTS = {
     "none": [],
@@ -138,15 +140,10 @@ def test_what_ranks_note_shows_where_they_do_not_train_as_planned(tmp_path: Path
     (tmp_path / "train.py").write_text(TRAIN + FORKED)
     for fault in FAULTS:
         (tmp_path / "node-0" / f"attempt-{fault}").mkdir(parents=True)
-    shared = {"WORLD_SIZE": "2", "FAULTS": ",".join(FAULTS), "PYTHONPATH": str(Path(__file__).parents[2])}
+    path = str(Path(__file__).parents[2])
+    environ = clean_environment(WORLD_SIZE="2", RANK="0", FAULTS=",".join(FAULTS), PYTHONPATH=path)
     command = [sys.executable, "-W", "ignore", "train.py", "--lr", "0.02"]
-    environs = [clean_environment(**shared, RANK=str(rank)) for rank in range(2)]
-    ranks = [subprocess.Popen(command, cwd=tmp_path, env=environ) for environ in environs]
-    try:
-        assert [rank.wait(DEADLINE_S) for rank in ranks] == [0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
+    subprocess.run(command, cwd=tmp_path, env=environ, check=True, timeout=DEADLINE_S)
     for fault, told in FAULTS.items():
         plan = {"world_size": 2, "batch_size": 8, "lr": 0.02, **({"warmup_steps": 200} if fault == "often" else {})}
         seen = look(f"{tmp_path}/node-0/attempt-{fault}", range(2), {PLAN: json.dumps(plan)})
@@ -166,7 +163,8 @@ def test_a_launch_says_where_it_does_not_train_as_planned_while_it_trains(tmp_pa
     waits = "    while not os.path.exists('go'): __import__('time').sleep(0.05)\n"
     (tmp_path / "train.py").write_text(TRAIN.replace(flush, waits + flush) + "train('ranks')\n")
     run_id = f"observed-{os.getpid()}"  # `ps` lists those of other checkouts too
-    words = ("run", "2", *ANYWHERE, "--run-id", run_id, "--batch-size", "8", "--base-lr", "0.01", "--start", "cold")
+    words = ("run", "2", *ANYWHERE, "--run-id", run_id, "--batch-size", "8", "--base-lr", "0.01")
+    words = (*words, "--start", "warm", "--preload", "torch._dynamo")
     environ = clean_environment(NO_COLOR="1", COLUMNS="200")
     command, pipe = ddplaunch(*words, "--", "train.py"), subprocess.PIPE
     run = subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=pipe, stderr=pipe, text=True)
