@@ -245,18 +245,15 @@ def launched(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_a_run_says_where_its_time_went_and_who_was_late(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
-    words = ["2", "--device", "cpu", "--start", "warm", "--no-checks", "--run-id"]
-    plain = launched(tmp_path, *words, "plain", "--no-observe")
-    done = launched(tmp_path, *words, "r", "--phases")
-    notes = {run: len(list((tmp_path / ".ddplaunch/runs" / run).rglob("*.observed.json"))) for run in ("plain", "r")}
-    assert notes == {"plain": 0, "r": 2}, "and both compute the same"
-    assert (plain.returncode, done.returncode) == (0, 0), done.stderr
-    assert plain.stdout == done.stdout and "loss" in done.stdout
+    # DistributedDataParallel imports torch._dynamo, for two seconds
+    words = ("2", "--device", "cpu", "--start", "warm", "--preload", "torch._dynamo", "--no-checks", "--run-id", "r")
+    done = launched(tmp_path, *words, "--phases")
+    assert len(list((tmp_path / ".ddplaunch/runs/r").rglob("*.observed.json"))) == 2
+    assert done.returncode == 0 and done.stdout.count("loss") == 25, done.stderr
     said = " ".join(done.stderr.split())
     assert "phases: " in said and "waiting for data" in said and "unknown" not in said
     assert "warning[rank-late]: the others waited for rank 1: it works" in said
     assert "waiting for data takes it longer" in said
-    assert "phases:" not in plain.stderr
     files = read_phases(tmp_path / ".ddplaunch" / "runs" / "r" / "node-0" / "attempt-0", [0, 1])
     assert len(files) == 2 and files[0].facts["gradient_bytes"] == 36 and files[1].facts["loader"]["batch_size"] == 8
     late, other = (sum(line.data_s or 0 for line in files[rank].lines) for rank in (1, 0))
@@ -291,6 +288,6 @@ print("trained")
 @pytest.mark.slow
 def test_what_ends_measuring_is_told(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(OTHER_NAMES)
-    done = launched(tmp_path, "1", "--device", "cpu", "--phases")
-    assert done.returncode == 0 and done.stdout == "trained\n"
+    done = launched(tmp_path, "1", "--device", "cpu", "--start", "warm", "--phases", "--no-observe")
+    assert done.returncode == 0 and done.stdout == "trained\n" and not list(tmp_path.rglob("*.observed.json"))
     assert "phases: measuring ended in rank 0: AttributeError: no `_num_yielded`" in " ".join(done.stderr.split())

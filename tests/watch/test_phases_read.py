@@ -1,8 +1,7 @@
-"""What the phases of ranks mean: settled steps, shares, who is late; and scripts with one fault each."""
+"""What the phases of ranks mean: settled steps, shares, who is late."""
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,6 @@ from ddplaunch.watch.phases import (
 )
 from ddplaunch.watch.step_rate import FollowedPhases
 from tests.conftest import Golden
-from tests.hosts.launching import clean_environment, ddplaunch
 
 
 def line(step: int, wall: float, *times: float | None, samples: int | None = 8) -> StepLine:
@@ -180,42 +178,3 @@ def test_files_are_followed_while_they_grow(tmp_path: Path) -> None:
         file.write("00,null,100000,100000,0,5000,8,9,null]\n")
     assert followed.progress(101.0)[0].step == 3
     assert followed.progress(200.0)[0].rate == 0, "it stands still"
-
-
-#: Scripts with one fault each.
-SCRIPT = """
-import os, subprocess, sys, time
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
-fault = sys.argv[1]
-dist.init_process_group("gloo")
-class Samples(Dataset):
-    def __len__(self): return 320
-    def __getitem__(self, index):
-        time.sleep(0.02 if fault == "input-bound" else 0)
-        return torch.ones(64)
-model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)))
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
-for number, batch in enumerate(DataLoader(Samples(), 8)):
-    if fault == "rank-late" and dist.get_rank() == 1:
-        time.sleep(0.15)
-    model(batch).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-dist.barrier()
-os._exit(0)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", ["input-bound", "rank-late"])
-def test_a_script_with_one_fault_is_told_it(tmp_path: Path, fault: str) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    command = ddplaunch("run", "2", "--device", "cpu", "--phases", "--no-checks", "--", "train.py", fault)
-    environ = clean_environment(NO_COLOR="1", COLUMNS="120")
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    told = [each for each in HELD if f"warning[{each}]" in done.stderr]
-    assert told == [fault], done.stderr
