@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -25,10 +24,9 @@ from tests.agent.guarded import until
 from tests.checks.healthy import healthy_facts
 from tests.checks.test_comm import FINE, NAMES, REFUSED, SLOW, Measured, findings, outcome_of
 from tests.conftest import Golden
-from tests.hosts.launching import clean_environment, ddplaunch, finish, run_to_end
+from tests.hosts.launching import clean_environment, ddplaunch, run_to_end
 from tests.ports import free_port
 
-SCRIPT = Path(__file__).parents[2] / "ddplaunch" / "examples" / "comm_test.py"
 FLAG = Source("flag", "--device")
 
 
@@ -133,14 +131,25 @@ def test_doctor_tests_the_ranks_of_this_machine(tmp_path: Path) -> None:
     assert re.search(r"\nhealthy: \d+ checks passed, ", said) and status == 0, said
 
 
+#: Ranks as torchrun starts two of them on each of two nodes, all forked from one process that has torch.
+RANKS = """
+import os
+from ddplaunch.examples import comm_test
+for rank in range(4):
+    if os.fork() == 0:
+        os.environ |= {"RANK": str(rank), "GROUP_RANK": str(rank // 2), "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1"}
+        comm_test.main()
+        os._exit(0)
+raise SystemExit(any(os.wait()[1] for _ in range(4)))
+"""
+
+
 @pytest.mark.slow
-def test_two_nodes_measure_each_other_by_plain_torchrun(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=2", "--rdzv_id=comm"]
-    argv += ["--rdzv_backend=c10d", f"--rdzv_endpoint=localhost:{free_port()}", str(SCRIPT), "--timeout=200"]
-    environment = clean_environment()
-    nodes = [subprocess.Popen(argv, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    comm = comm_results(line for text in finish(nodes, 0) for line in text.splitlines())
-    assert comm.ended and len(comm.hosts) == 2
+def test_two_nodes_measure_each_other(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", RANKS, "--timeout=200"]
+    status, said = run_to_end(argv, tmp_path, clean_environment(MASTER_PORT=str(free_port())), 280)
+    comm = comm_results(said.splitlines())
+    assert status == 0 and comm.ended and len(comm.hosts) == 2, said
     assert [group.test for group in comm.groups] == ["all", *["host"] * 2, "pair"]
     for group in comm.groups:
         assert (group.bandwidth or 0) > 1e5 and (group.latency_us or 0) > 1, group
@@ -186,10 +195,10 @@ def test_a_rank_that_hangs_ends_at_the_time_out_and_is_explained(
 @pytest.mark.slow
 def test_a_test_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddplaunch.cli.commands.launch.doctor._START_S", 15.0)
-    comm = run_of(tmp_path, "import time\ntime.sleep(600)\n", 2.0, monkeypatch)
+    comm = run_of(tmp_path, "import time\ntime.sleep(600)\n", 1.0, monkeypatch)
     assert not comm.ended
     (finding,) = findings(comm)
-    assert finding.code == "comm-untested" and "was ended after 35 s, as `--timeout` says" in finding.what
+    assert finding.code == "comm-untested" and "was ended after 25 s, as `--timeout` says" in finding.what
     assert "program.py:2" in finding.why
 
 
