@@ -60,7 +60,8 @@ class Launched:
         self.lab, self.run_id = made, run_id
         self.out, self.err = made.folder / f"{run_id}.out", made.folder / f"{run_id}.err"
         hosts = () if "--hosts" in words else ("--hosts", made.names)
-        argv = ddplaunch("run", "--device", "cpu", *hosts, "--run-id", run_id, *words, "--", *script)
+        grace = () if "--grace" in words else ("--grace", "5")  # which torchruns that wait for a lost one use up
+        argv = ddplaunch("run", "--device", "cpu", *hosts, "--run-id", run_id, *grace, *words, "--", *script)
         for folder in (made.own(host) for host in made.hosts):
             for old in folder.glob("ready-*"):
                 old.unlink()
