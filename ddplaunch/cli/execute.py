@@ -73,8 +73,7 @@ def interruptible(argv: Sequence[str], environment: Mapping[str, str]) -> dict[s
     ``agent/rank_site/sitecustomize.py`` reads them, and removes them again, before torchrun does anything. The result
     is empty for an interpreter that would not read that file.
     """
-    options = argv[1 : argv.index("-m")] if "-m" in argv else argv[1:]
-    if not {*options} <= {"-u", "-P"}:
+    if not {*argv[1 : argv.index("-m")]} <= {"-u", "-P"}:
         return {}
     python_path, folder = (
         environment.get("PYTHONPATH", ""),

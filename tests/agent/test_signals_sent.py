@@ -127,7 +127,7 @@ def test_torchrun_reads_what_makes_it_interruptible_and_nothing_of_it_stays(tmp_
             assert done.returncode == 0, done.stderr
             assert json.loads(done.stdout) == [True, {**json.loads(done.stdout)[1], **before}]
             assert not {"DDPLAUNCH_SITE", "DDPLAUNCH_INTERRUPTIBLE"} & set(json.loads(done.stdout)[1])
-    assert interruptible((sys.executable, "-I", "-m", "shows"), {}) == {} == interruptible((sys.executable, "x"), {})
+    assert interruptible((sys.executable, "-I", "-m", "shows"), {}) == {}
 
 
 # What schedulers and users give a meaning

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddplaunch.cli.execute import environment_of, refuse_too_long, show_launch
+from ddplaunch.cli.execute import detach, environment_of, execute, refuse_too_long, show_launch
 from ddplaunch.planning.launch import Variable
 from ddplaunch.planning.options import Options
 from ddplaunch.values.finding import RefusedError
 from ddplaunch.values.resolved import DEFAULT, Resolved, Source
+from ddplaunch.values.variable_names import LAUNCH, SETTINGS, TYPED
 from tests.planning.sample_launch import FILES, facts, launch
 
 LONGEST = 32 * 4096  # MAX_ARG_STRLEN with 4 KiB pages, the null byte included
@@ -42,16 +46,69 @@ def test_what_the_kernel_takes(argv: list[str], environment: dict[str, str], nam
     assert refused.value.findings[0].what.startswith(named)
 
 
+LOCK: Any = type("Lock", (), {"told": staticmethod(str)})
+
+
 @pytest.mark.parametrize(
     ("quiet", "silent", "panel", "finding"),
-    [(False, False, True, True), (True, False, False, True), (False, True, False, False), (True, True, False, False)],
+    [
+        (False, {}, True, True),
+        (True, {"silent": False}, False, True),
+        (False, {"silent": True}, False, False),
+        (True, {"silent": True}, False, False),
+    ],
 )
 def test_what_is_shown(
-    capsys: pytest.CaptureFixture[str], quiet: bool, silent: bool, panel: bool, finding: bool
+    capsys: pytest.CaptureFixture[str], quiet: bool, silent: dict[str, bool], panel: bool, finding: bool
 ) -> None:
     options = Options(quiet=Resolved(quiet, Source("flag")))
-    lock: Any = type("Lock", (), {"told": staticmethod(str)})
-    show_launch(launch(options=options), (FILES,), facts(), lock, Path("/runs/r"), silent=silent)
+    show_launch(launch(options=options), (FILES,), facts(), LOCK, Path("/runs/r"), **silent)
     shown = capsys.readouterr()
     assert shown.out == ""
     assert ("  run " in shown.err, "warning[open-files-low]" in shown.err) == (panel, finding)
+
+
+@pytest.mark.parametrize("option", ["-P", "-I"])
+def test_torchrun_replaces_this_process(monkeypatch: pytest.MonkeyPatch, option: str) -> None:
+    """Ctrl-C waits where the interpreter reads what lets it end torchrun; with `-I` it does not."""
+    blocked: list[Any] = []
+    executed: list[Any] = []
+    monkeypatch.setattr(os, "execve", lambda *words: executed.append(words))
+    monkeypatch.setattr(signal, "pthread_sigmask", lambda how, numbers: blocked.append((how, numbers)))
+    monkeypatch.setattr(sys, "stdout", None)  # as where its descriptor was closed
+    argv = ("/python", option, "-m", "torch.distributed.run")
+    cases: tuple[dict[str, str], ...] = ({}, {SETTINGS: "{}"})
+    for given in cases:
+        execute(launch(argv=argv), given, "token")
+        ((path, words, environment),) = executed
+        assert (path, words, environment[LAUNCH]) == ("/python", [*argv], "token")
+        assert (TYPED in environment) is (SETTINGS in environment)
+        assert ("DDPLAUNCH_INTERRUPTIBLE" in environment) is bool(blocked) is (option == "-P")
+        executed.clear()
+    assert blocked == [(signal.SIG_BLOCK, {signal.SIGINT})] * 2 * (option == "-P")
+
+
+def test_a_detached_launch_that_ends_before_it_launched_hands_its_status_on() -> None:
+    for status in (3, 128 + signal.SIGKILL):
+        if (shown := detach()) is None:
+            os.kill(os.getpid(), signal.SIGKILL) if status > 128 else os._exit(status)
+        assert shown == status
+
+
+def test_a_detached_launch_says_its_id_and_the_rest_into_its_record(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "console.log").write_text("an older one, " * 9)
+    pids, fork = [0], os.fork
+    monkeypatch.setattr(os, "fork", lambda: pids.insert(0, fork()) or pids[0])  # type: ignore[func-returns-value]
+    if (status := detach()) is None:
+        try:
+            show_launch(launch(), (), facts(), LOCK, tmp_path)
+            os.write(1, b"rank")
+            os.write(2, b" 0")
+        finally:
+            os._exit(9)
+    said = capfd.readouterr()
+    assert (status, said.out) == (0, f"{launch().run_id}\n") and "`ddplaunch stop" in said.err
+    assert os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1]) == 9
+    assert (tmp_path / "console.log").read_text() == "rank 0"

@@ -179,8 +179,14 @@ def test_runs_of_other_directories_say_which() -> None:
 
 def test_the_table_has_no_columns_for_nothing() -> None:
     assert ps_text((), 0, 0.0, "ada", Terminal(80)) == "no runs\n"
-    text = ps_text((RunSummary("r", "ended", started_s=0.0, user="ada", hosts=("h",)),), 0, 9.0, "ada", Terminal(80))
-    assert text == "  RUN  STATE  AGE\n  r    ended  9 s\n"
+    text = ps_text(
+        (RunSummary("r", "succeeded", started_s=0.0, exit_status=0, user="ada", hosts=("h",)),),
+        0,
+        9.0,
+        "ada",
+        Terminal(80),
+    )
+    assert text == "  RUN  STATE      AGE\n  r    succeeded  9 s\n"
     assert "\x1b[1;32m  2026" in ps_text(RUNS, 0, 2000.0, "ada", Terminal(80, True))
 
 
