@@ -316,9 +316,9 @@ def _handed_out(options: Options, numbers: Numbers, topology: Topology, target: 
 
 def _others(topology: Topology) -> str:
     """Return where nodes learn of each other's end, "" if they need not: an elastic launch continues without a node."""
-    rank, address, port = topology.node_rank, topology.master_addr, topology.master_port
+    address, port = topology.master_addr, topology.master_port
     on_one_host = topology.nnodes.value == 1 or topology.min_nodes < topology.nnodes.value
-    if on_one_host or rank is None or address is None or port is None:
+    if on_one_host or address is None or port is None:
         return ""
     return f"{address.value.strip('[]')} {port.value}"
 

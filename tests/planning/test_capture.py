@@ -22,7 +22,9 @@ from tests.checks.healthy import healthy_facts, healthy_torch
 from tests.planning.test_resolve import decide
 from tests.planning.test_topology import said
 
-FLAGS = frozenset({"--logs-specs", "--shutdown-timeout", "--tee", "--log-dir", "--redirects", "--run-path"})
+DECIDE = ("--tee", "--redirects", "--log-dir", "--local-ranks-filter", "--run-path")
+FILTERS = ("--duplicate-stdout-filters", "--duplicate-stderr-filters")
+FLAGS = frozenset({"--logs-specs", "--shutdown-timeout", *DECIDE, *FILTERS})
 TORCH = replace(healthy_torch(), torchrun_flags=FLAGS)
 FOUND = "/site-packages/ddplaunch-1.dist-info/entry_points.txt"
 
@@ -80,7 +82,8 @@ def test_grace_is_torchruns_own_option_where_it_has_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["--tee 3", "--tee=0:3,1:3", "-r 3", "-r3", "--log_dir=x", "--redirects=3", "--run-path"]
+    "words",
+    ["--tee 3", "-r 3", "-r3", "-t3", "--log_dir=x", "--logs-specs=x", *(f"{each}=x" for each in (*DECIDE, *FILTERS))],
 )
 def test_user_who_decides_where_output_goes_is_left_alone(words: str) -> None:
     launch = captured(torchrun=words)
@@ -94,6 +97,8 @@ def test_reasons_against_the_plugin() -> None:
     assert captured(capture=False, show="all").notes[0].startswith("no capture: `--no-capture`; nothing is recorded")
     missing = decide(said(), healthy_facts(torch=TORCH), plugin=Unavailable("not installed here"))
     assert missing.notes[0].startswith("no capture: not installed here; ")
+    unknown = decide(said(grace=9.0), healthy_facts(torch=Unavailable("not found")), plugin=FOUND)
+    assert {"--logs-specs=ddplaunch", "--shutdown-timeout=9"} <= {*unknown.argv}
     old = replace(TORCH, torchrun_flags=frozenset({"--tee"}))
     assert "torch 2.3" in decide(said(), healthy_facts(torch=old), plugin=FOUND).notes[0]
 

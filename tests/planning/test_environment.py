@@ -47,16 +47,20 @@ def test_a_gpu_launch_gets_what_debugging_needs() -> None:
 
 STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 CHOSEN = select("3,1", healthy_nvml(), None, frozenset(), None)
+THREE_ONE = ("CUDA_VISIBLE_DEVICES", "3,1")
+AS_IT_IS = "nothing is decided"
 
 
 @pytest.mark.parametrize(
     ("options", "changes", "name", "value"),
     [
         ({"nproc": "64"}, {}, "OMP_NUM_THREADS", "1"),
-        ({}, {"facts": healthy_facts(cpu=Unavailable("no /proc"))}, "OMP_NUM_THREADS", None),
+        ({}, {"facts": healthy_facts(cpu=Unavailable("no /proc"))}, "OMP_NUM_THREADS", AS_IT_IS),
         ({"gpus": "3,1"}, {"selection": CHOSEN}, "CUDA_VISIBLE_DEVICES", "3,1"),
+        ({"gpus": "3,1"}, {"selection": CHOSEN, "pairs": (("CUDA_VISIBLE_DEVICES", "0", BY_ENV),)}, *THREE_ONE),
+        ({"gpus": "3,1", "nproc": "auto"}, {"selection": CHOSEN}, "OMP_NUM_THREADS", "8"),
         ({"max_restarts": 3}, {}, STORE, "1"),
-        ({"max_restarts": 0}, {}, STORE, None),
+        ({"max_restarts": 0}, {}, STORE, AS_IT_IS),
         ({}, {"environ": {"NCCL_DEBUG": "INFO"}}, "NCCL_DEBUG", "INFO"),
         ({"nccl_debug": "TRACE"}, {"environ": {"NCCL_DEBUG": "INFO"}}, "NCCL_DEBUG", "TRACE"),
         ({"nccl_debug": "TRACE"}, {"pairs": (("NCCL_DEBUG", "WARN", BY_ENV),)}, "NCCL_DEBUG", "WARN"),
@@ -64,13 +68,15 @@ CHOSEN = select("3,1", healthy_nvml(), None, frozenset(), None)
         ({"socket_ifname": "eth0"}, {}, "GLOO_SOCKET_IFNAME", "eth0"),
         ({"socket_ifname": "=eth0"}, {}, "GLOO_SOCKET_IFNAME", "eth0"),
         ({"socket_ifname": "=eth0"}, {}, "NCCL_SOCKET_IFNAME", "=eth0"),
-        ({"socket_ifname": "^docker0,lo"}, {}, "GLOO_SOCKET_IFNAME", None),
-        ({}, {"environ": {"PET_NNODES": "4", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}}, "PET_NNODES", None),
+        ({"socket_ifname": "^docker0,lo"}, {}, "GLOO_SOCKET_IFNAME", AS_IT_IS),
+        ({}, {"environ": {"PET_NNODES": "4", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}}, "PET_NNODES", AS_IT_IS),
+        ({}, {"environ": {"PET_NNODES": "4"}}, "PET_NNODES", None),
+        ({}, {"environ": {"PET_NNODES": "4"}, "pairs": (("PET_NNODES", "2", BY_ENV),)}, "PET_NNODES", "2"),
     ],
 )
 def test_one_variable(options: dict[str, Any], changes: dict[str, Any], name: str, value: str | None) -> None:
     found = decide(said(**{"nproc": "4", **options}), **changes)
-    assert (found[name].value if name in found else None) == value
+    assert (found[name].value if name in found else AS_IT_IS) == value
     if changes.get("environ", {}).get(name) == value:
         assert name not in found or found[name].source.kind == "environment"
 

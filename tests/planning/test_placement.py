@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +110,10 @@ def test_gpu_ranks_in_doubt_are_not_bound(tmp_path: Path, nodes: tuple[int, ...]
 def test_one_node_leaves_gpu_ranks_alone(tmp_path: Path) -> None:
     add_gpus(cpu_tree(tmp_path, sockets=1), 0, 0)
     launch = launched(facts(machine(tmp_path, 2), 2), 2)
-    assert launch.placement == replace(Placement(), threads=2, reason=launch.placement.reason)
-    assert threads(launch) == "2", "4 cores, of 8 hyper-threads"
+    reason = "4 usable physical cores / 2 processes; unset, torchrun would say 1"  # of 8 hyper-threads
+    assert launch.placement == Placement(threads=2, reason=reason) and threads(launch) == "2"
+    apart = launched(facts(machine(tmp_path, 2), 2), 2, placement="cores").placement
+    assert apart.cpus == ("0-1,4-5", "2-3,6-7")
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,8 @@ def test_cpu_ranks_get_cores_of_their_own(tmp_path: Path, nproc: int, sizes: lis
     assert sum(map(len, sets)) == len(set().union(*sets)), "no CPU twice"
     if nproc == 4:
         assert found.cpus == ("0-3,16-19", "4-7,20-23", "8-11,24-27", "12-15,28-31")
-        assert (found.threads, found.apart, found.shown) == (4, True, True)
+        assert (found.threads, found.apart, found.shown, found.source.kind) == (4, True, True, "flag")
+        assert found.reason == "each rank has 4 physical cores of its own"
 
 
 @pytest.mark.parametrize(
@@ -165,6 +167,8 @@ def test_who_was_bound_stays_as_it_is(tmp_path: Path, environ: dict[str, str], w
     asked = on_cpus(tmp_path, 2, "0-7,16-23", environ=environ)
     assert asked.cpus == ("0-3,16-19", "4-7,20-23"), "within what there is"
     assert asked.text.endswith("; 16 of 32 CPUs are usable")
+    near = on_cpus(tmp_path, 2, "0-7,16-23", environ=environ, placement="node")
+    assert near.text.startswith("not bound: ranks on the CPU have no GPU")
 
 
 def test_all_cpus_of_a_slurm_job_are_no_choice_among_them(tmp_path: Path) -> None:

@@ -90,6 +90,15 @@ def test_device_and_processes_follow_torch_and_what_is_visible(
         ({"device": "cpu", "gpus": "0"}, {}, {}, "usage"),
         ({"memory": "8G"}, {}, {}, "usage"),
         ({"nproc": "2", "show": "2"}, {}, {}, "usage"),
+        ({"on_hang": "stop"}, {}, {}, "usage"),
+        ({"nproc": "2x4", "nnodes": "3"}, {}, {}, "usage"),
+        ({"node_rank": 1}, {}, {}, "usage"),
+        ({"master_port": 65536}, {}, {}, "usage"),
+        ({}, {}, {"MASTER_PORT": "65536"}, "usage"),
+        ({}, {}, {"MASTER_PORT": "x"}, "usage"),
+        ({"nnodes": "2", "node_rank": 0}, {}, {}, "master-addr-missing"),
+        ({"nnodes": "2", "master_addr": "a"}, {}, {}, "node-rank-missing"),
+        ({"nnodes": "2", "master_addr": "a", "node_rank": 2}, {}, {}, "usage"),
     ],
 )
 def test_what_contradicts_itself_is_refused(
@@ -98,33 +107,6 @@ def test_what_contradicts_itself_is_refused(
     with pytest.raises(UsageError) as caught:
         decide(said(**typed), healthy_facts(**facts), environ=environ)
     assert caught.value.findings[0].code == code
-
-
-CPU = {"torch": healthy_torch(cuda=None)}
-
-
-@pytest.mark.parametrize(
-    ("typed", "facts", "target", "warm"),
-    [
-        ({"nproc": "2"}, CPU, TRAIN, True),
-        ({"nproc": "2"}, CPU, Target("script", "train.pyz"), False),
-        ({"nproc": "1"}, CPU, TRAIN, False),
-        ({"nproc": "2"}, {}, TRAIN, False),
-        ({"nproc": "2", "device": "cpu"}, {}, TRAIN, False),
-        ({"nproc": "2", "start": "cold"}, CPU, TRAIN, False),
-        ({"nproc": "1", "start": "warm"}, {}, TRAIN, True),
-        ({"nproc": "2"}, CPU, replace(TRAIN, before=("uv", "run")), False),
-        ({"nproc": "2", "start": "warm"}, CPU, Target("executable", "bash", ("t.sh",)), False),
-    ],
-)
-def test_ranks_are_forked_where_that_was_proven_equal(
-    typed: dict[str, str], facts: dict[str, Any], target: Target, warm: bool
-) -> None:
-    unread = ScriptReport(target.name, complete=False)
-    script = unread if target.name.endswith(".pyz") else ScriptReport(target.name, code=(("train.py", "1"),))
-    situation = replace(SITUATION, facts=healthy_facts(**facts), plugin="here", script=script)
-    launch = resolve(said(**typed), target, situation)
-    assert ("-P" not in launch.argv, "start warm" in launch.notes) == (warm, warm)
 
 
 @pytest.mark.parametrize(("nodes", "told"), [("2", "gpu-a 29500"), ("1:2", ""), ("1", "")])

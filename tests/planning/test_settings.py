@@ -15,7 +15,7 @@ from ddplaunch.planning.settings import Settings
         Settings("r", timeout_s=7200.0, hang_timeout_s=600.0, on_hang="stop", stacks=False),
         Settings("r", cpus=("0-15,64-79", "16-31,80-95")),
         Settings("r", observe=False, ignore=("numbers-differ", "data-not-divided")),
-        Settings("r", silent=True),
+        Settings("r", silent=True, grace_s=0),
     ],
 )
 def test_settings_are_read_as_they_were_written(settings: Settings) -> None:
@@ -38,6 +38,7 @@ WRONG = {
     "verbose": ("1",),
     "start": ('"hot"',),
     "on_hang": ("[]",),
+    "memory_bytes": ("true", "-1", "9223372036854775808"),
     "preload": ('"torch"', "[1]"),
     "cpus": ('"0-3"', "[[0, 1]]"),
     "ignore": ('"numbers-differ"',),

@@ -12,7 +12,8 @@ from ddplaunch.planning.launch import Target, Topology
 from ddplaunch.planning.options import Options, parse_options
 from ddplaunch.planning.ranks.topology import endpoint, resolve_topology
 from ddplaunch.planning.torchrun import extra_arguments, shared_id, torchrun_argv
-from ddplaunch.values.resolved import Resolved, Source, value_of
+from ddplaunch.values.finding import UsageError
+from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
 from tests.planning.sample_launch import words_of
 
 FLAG = Source("flag")
@@ -64,14 +65,14 @@ def test_one_node_leaves_the_port_to_c10d() -> None:
         # of fixed number they meet statically, so that the node rank counts
         (
             {"nnodes": "2", "node_rank": 1, "master_addr": "gpu-a", "master_port": 29511},
-            "--rdzv-backend=static --node-rank=1 --master-addr=gpu-a --master-port=29511",
+            "--rdzv-backend=static --rdzv-id=run-1 --node-rank=1 --master-addr=gpu-a --master-port=29511",
         ),
         # with restarts by c10d, with the host said outright
         (
             {"nnodes": "2", "node_rank": 1, "master_addr": "fd00::1", "max_restarts": 2},
             "--rdzv-endpoint=[fd00::1]:29500 --rdzv-conf=is_host=0 --local-addr=fd00::2 --max-restarts=2",
         ),
-        ({"nnodes": "2:4", "node_rank": 0, "master_addr": "a"}, "--nnodes=2:4"),
+        ({"nnodes": "2:4", "node_rank": 0, "master_addr": "a"}, "--nnodes=2:4 --rdzv-backend=c10d"),
     ],
 )
 def test_how_nodes_meet(options: dict[str, Any], words: str) -> None:
@@ -88,6 +89,7 @@ def test_a_rendezvous_setting_of_the_users_keeps_ours(extra: tuple[str, ...]) ->
 def test_modules_and_executables_have_their_torchrun_option() -> None:
     assert argv(said(), target=Target("module", "pkg.train", ("-x",)))[-4:] == ["--module", "--", "pkg.train", "-x"]
     assert argv(said(), target=Target("executable", "/bin/true"))[-3:] == ["--no-python", "--", "/bin/true"]
+    assert argv(said(node_rank=0), target=None)[-1] == "--max-restarts=0"
 
 
 def test_every_node_derives_the_same_rendezvous_id_and_another_command_another_one() -> None:
@@ -107,6 +109,9 @@ def test_ports_at_the_ends_of_their_range() -> None:
         found = topology(options).master_port
         assert found is not None and found.value == expected
     assert topology(said(master_port=0)).master_port is None
+    assert topology(said(), {"MASTER_PORT": "65535"}).master_port == Resolved(
+        65535, Source("environment", "MASTER_PORT")
+    )
 
 
 def test_what_guides_tell_people_to_export_counts() -> None:
@@ -122,6 +127,16 @@ KNOWN = frozenset({"--monitor-interval", "--log-dir", "--tee"})
 def test_any_torchrun_option_is_passed_on() -> None:
     options = said(torchrun_arg=["--monitor_interval 1", "--log-dir='a b'"])
     assert extra_arguments(options.torchrun_arg, KNOWN) == ("--monitor_interval", "1", "--log-dir=a b")
+    assert extra_arguments(said(torchrun_arg=["--new"]).torchrun_arg, Unavailable("no torch")) == ("--new",)
+    for word, reason in (
+        ("--nnodes=2", "ddplaunch decides `--nnodes` itself"),
+        ("train.py", "is not an option of torchrun"),
+        ("--tee=3 train.py", "is not an option of torchrun"),
+        ("--tee 3 train.py", "is not an option of torchrun"),
+        ("--log-dirs=a", "has no option `--log-dirs`"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            extra_arguments(said(torchrun_arg=[word]).torchrun_arg, KNOWN)
 
 
 def test_ipv6_addresses_have_brackets_beside_a_port_only() -> None:

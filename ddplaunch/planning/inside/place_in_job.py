@@ -30,8 +30,8 @@ class PlaceInJob:
 
 
 def place(by: SourceKind, note: str, devices: tuple[str, ...] = (), **typed: tuple[Any, str]) -> PlaceInJob:
-    """Return a ``PlaceInJob`` from (value, variable) pairs; a value that is None or empty was not said."""
-    resolved = {name: Resolved(value, Source(by, at)) for name, (value, at) in typed.items() if value not in (None, "")}
+    """Return a ``PlaceInJob`` from (value, variable) pairs; a value that is None was not said."""
+    resolved = {name: Resolved(value, Source(by, at)) for name, (value, at) in typed.items() if value is not None}
     return PlaceInJob(by, note, resolved, devices)
 
 
@@ -56,6 +56,4 @@ def share_of(entries: Sequence[str], local_rank: int, local_size: int) -> tuple[
     Of four GPUs each of four tasks gets one, in order; of eight it gets two.
     """
     share, rest = divmod(len(entries), local_size)
-    if rest or not share or local_rank >= local_size:
-        return ()
-    return tuple(entries[local_rank * share : (local_rank + 1) * share])
+    return () if rest else tuple(entries[local_rank * share : (local_rank + 1) * share])

@@ -32,7 +32,7 @@ def expand_hosts(text: str) -> tuple[str, ...] | None:
         if spelled is None or len(hosts) + len(spelled) > LIMIT:
             return None
         hosts.extend(spelled)
-    return tuple(hosts) or None
+    return tuple(hosts)
 
 
 def repeated_counts(text: str) -> tuple[int, ...] | None:
@@ -122,7 +122,7 @@ class Slurm:
     @property
     def by_task(self) -> bool:
         """Whether several tasks share a node, so that each task counts as a node for torchrun."""
-        return self.step is not None and self.tasks > self.nodes
+        return self.tasks > self.nodes
 
     @property
     def label(self) -> str:
@@ -150,7 +150,7 @@ def read_slurm(environ: Mapping[str, str]) -> Slurm | None:
         job=job,
         step=step,
         nodes=nodes,
-        node_list=environ.get(f"SLURM_{kind}_NODELIST") or environ.get("SLURM_NODELIST", ""),
+        node_list=environ.get(f"SLURM_{kind}_NODELIST", ""),
         node_rank=node_rank,
         tasks=tasks,
         task=first_number(environ, "SLURM_PROCID") or 0,
@@ -250,7 +250,7 @@ def _processes(slurm: Slurm, environ: Mapping[str, str]) -> tuple[tuple[int | No
     if slurm.step is None and not slurm.on_node:
         return (None, ""), ()  # the shell of salloc on a login node has none of the job's GPUs
     if slurm.by_task:
-        shared = entries is not None and slurm.tasks_here > 1 and len(entries) == slurm.gpus_on_node
+        shared = entries is not None and len(entries) == slurm.gpus_on_node
         devices = share_of(entries or (), slurm.local_task, slurm.tasks_here) if shared else ()
         count = len(devices) if devices else len(entries or ()) if not shared else 1
         return (max(1, count), f"task {slurm.task} of {slurm.tasks}"), devices

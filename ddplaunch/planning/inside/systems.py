@@ -37,7 +37,7 @@ def find_system(environ: Mapping[str, str]) -> PlaceInJob | None:
     rank = first_number(environ, *row.get("node_rank", ()))
     if rank is None and (pod := re.search(row.get("worker_rank", "(?!)"), text("pod"))):
         rank = int(pod[1])
-    if rank is None and text("current") in hosts:
+    if text("current") in hosts:
         rank = hosts.index(text("current"))
     host, _, port = text("endpoint").rpartition(":")
     by: SourceKind = "Kubeflow" if row["by"] == "Kubeflow" else "environment"
@@ -51,8 +51,6 @@ def find_system(environ: Mapping[str, str]) -> PlaceInJob | None:
     note = f"{row['by']}: node {'?' if rank is None else rank} of {nodes}" if nodes else ""
     alone_of = hosts if row.get("first_alone") and len(hosts) > 1 else ()
     values = {
-        key: Resolved(value, Source(by, *row.get(key, ())[:1]))
-        for key, value in said.items()
-        if value not in (None, "")
+        key: Resolved(value, Source(by, *row.get(key, ())[:1])) for key, value in said.items() if value is not None
     }
     return PlaceInJob(by, note, values, alone_of=alone_of)

@@ -127,7 +127,7 @@ def flight_recorder(record: str, torch: str | None, exported: Collection[str]) -
     for name, value in values.items():
         old = FLIGHT_RECORDER_BEFORE.get(name, name)
         chosen, unused = (name, old) if new else (old, name)
-        if chosen == unused or chosen in exported or unused not in exported:
+        if chosen in exported or unused not in exported:
             variables.append(Variable(chosen, value, DEFAULT, reason))
     return variables
 

@@ -27,7 +27,7 @@ def resolve_topology(
     """
     fewest, most = value_of(nodes, NodeRange(1, 1))
     nnodes = Resolved(most, nodes.source if nodes else DEFAULT)
-    port = master_port or _integer(environ, "MASTER_PORT", _PORT_MAX)
+    port = master_port or _integer(environ, "MASTER_PORT")
     if port is not None and not 0 <= port.value <= _PORT_MAX:
         raise usage(
             f"port {port.value} does not exist",
@@ -44,7 +44,7 @@ def resolve_topology(
             )
         return Topology(nnodes, processes, 1, master_port=port if port and port.value else None)
     addr = master_addr or _text(environ, "MASTER_ADDR")
-    node_rank = node_rank or _integer(environ, "NODE_RANK", 10**6)
+    node_rank = node_rank or _integer(environ, "NODE_RANK")
     _require_several_node_options(nnodes, addr, node_rank)
     if port is None or port.value == 0:
         port = Resolved(29500, Source("default", "torchrun's own; every node must agree on one"))
@@ -62,7 +62,7 @@ def endpoint(address: str, port: int) -> str:
 def _require_several_node_options(
     nnodes: Resolved[int], addr: Resolved[str] | None, node_rank: Resolved[int] | None
 ) -> None:
-    if addr is None or not addr.value.strip():
+    if addr is None:
         raise usage(
             f"{nnodes.value} nodes need `--master-addr`",
             why="every node has to reach the same rendezvous address",
@@ -90,13 +90,13 @@ def _text(environ: Mapping[str, str], name: str) -> Resolved[str] | None:
     return Resolved(value, Source("environment", name)) if value else None
 
 
-def _integer(environ: Mapping[str, str], name: str, high: int) -> Resolved[int] | None:
+def _integer(environ: Mapping[str, str], name: str) -> Resolved[int] | None:
     text = _text(environ, name)
     if text is None:
         return None
-    if not COUNT.match(text.value) or int(text.value) > high:
+    if not COUNT.match(text.value) or int(text.value) > _PORT_MAX:
         raise usage(
-            f"{name}={text.value} in the environment is not a number from 0 to {high}",
+            f"{name}={text.value} in the environment is not a number from 0 to {_PORT_MAX}",
             why=f"{name} is read where the flag is not given",
             fix=f"`unset {name}`",
             where="the shell's environment",
