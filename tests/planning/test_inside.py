@@ -17,7 +17,7 @@ from ddplaunch.planning.launch import Topology
 from ddplaunch.planning.options import Options
 from ddplaunch.planning.ranks.topology import resolve_topology
 from ddplaunch.values.finding import UsageError
-from ddplaunch.values.resolved import Resolved, Source
+from ddplaunch.values.resolved import Resolved, Source, Unavailable
 from tests.checks.healthy import healthy_facts
 from tests.planning.test_topology import said
 
@@ -73,6 +73,8 @@ def test_a_step_decides_everything_and_is_the_source() -> None:
     assert found.master_port is not None and 15000 <= found.master_port.value < 25000
     options = complete(Options(), STEP)
     assert options.run_id is not None and options.run_id.value == "slurm-12.0"
+    unseen = {name: value for name, value in STEP.items() if name != "CUDA_VISIBLE_DEVICES"}
+    assert complete(Options(), unseen).nproc == Resolved(3, Source("Slurm", "SLURM_GPUS_ON_NODE"))
 
 
 def test_the_gpus_of_a_node_are_counted_where_each_task_is_shown_its_own_alone() -> None:
@@ -102,6 +104,7 @@ def test_what_the_user_says_outranks_slurm() -> None:
     assert found.nproc_per_node.value == 2 and found.nnodes.source.kind == "Slurm"
     assert found.node_rank and found.node_rank.value == 0 and found.master_addr and found.master_port
     assert (found.master_addr.value, found.master_port.value) == ("10.0.0.1", 29511)
+    assert [each.value for each in complete(said(env=["A=b"]), STEP | TASKS).env][1:] == [("A", "b")]
     exported = topology(Options(), STEP | {"MASTER_ADDR": "vn9", "MASTER_PORT": "1234", "NODE_RANK": "0"})
     assert exported.master_addr == Resolved("vn9", Source("environment", "MASTER_ADDR"))
     assert exported.node_rank == Resolved(0, Source("environment", "NODE_RANK"))
@@ -129,6 +132,9 @@ SIX_GPUS = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5", "SLURM_STEP_GPUS": "0,1,2,3,4
         (TASKS | {"CUDA_VISIBLE_DEVICES": "0"}, {}, "nproc", 1),
         (TASKS | SIX_GPUS, {}, "env", ("CUDA_VISIBLE_DEVICES", "2,3")),
         (TASKS | SIX_GPUS, {}, "nproc", 2),
+        (TASKS | {"SLURM_STEP_GPUS": "0,1,2,3,4,5,6,7,8"}, {}, "nproc", 3),  # its own three of nine
+        (TASKS | dict.fromkeys(SIX_GPUS, "0,1,2,3"), {}, "nproc", 1),  # do not divide evenly
+        ({}, {}, "nproc", 3),
         ({"CUDA_VISIBLE_DEVICES": "0"}, {}, "nproc", None),  # somebody narrowed what Slurm gave
         ({}, {"gpus": "0,1"}, "nproc", None),
         ({}, {"device": "cpu"}, "nproc", None),
@@ -155,7 +161,13 @@ def test_cpus_that_slurm_gave_count_where_it_does_not_bind_them() -> None:
     facts = healthy_facts(cpu=CpuFacts(logical=64, affinity=64, quota_cpus=None, usable=64))
     cpu = within_allocation(facts, STEP).cpu
     assert isinstance(cpu, CpuFacts) and cpu.usable == 4
-    assert within_allocation(facts, {}) == facts
+    cpu = within_allocation(facts, STEP | TASKS | {"SLURM_CPUS_PER_TASK": "", "SLURM_CPUS_ON_NODE": "2"}).cpu
+    assert isinstance(cpu, CpuFacts) and cpu.usable == 1, "tasks of a step may share CPUs"
+    login = {name: value for name, value in STEP.items() if name != "SLURMD_NODENAME"}
+    for environ in ({}, login, {"SLURM_JOB_ID": "x"}, {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "vn1"}):
+        assert within_allocation(facts, environ) == facts
+    unknown = healthy_facts(cpu=Unavailable("no /proc"))
+    assert within_allocation(unknown, STEP) == unknown
 
 
 def test_the_note_says_what_slurm_gave_and_how_much_time_is_left() -> None:
@@ -166,12 +178,21 @@ def test_the_note_says_what_slurm_gave_and_how_much_time_is_left() -> None:
 
 @pytest.mark.parametrize("value", ["", "x", "-1", "999999999999999999999"])
 def test_malformed_numbers_of_slurm_count_as_not_said(value: str) -> None:
-    assert recognise(STEP | {"SLURM_NODEID": value, "SLURM_STEP_NUM_TASKS": value, "SLURM_PROCID": value}) is not None
+    names = ("SLURM_NODEID", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_LOCALID")
+    slurm = read_slurm(STEP | dict.fromkeys(names, value) | {"SLURM_TASKS_PER_NODE": value})
+    assert slurm is not None and (slurm.node_rank, slurm.tasks, slurm.task) == (0, 2, 0)
+    assert (slurm.tasks_here, slurm.local_task) == (1, 0)
 
 
 POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
 PLACE = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "4", "PET_NODE_RANK": "1"}
-KUBEFLOW = {**POD, **PLACE, "PET_MASTER_ADDR": "train-node-0-0.train", "PET_MASTER_PORT": "29400"}
+KUBEFLOW = {
+    **POD,
+    **PLACE,
+    "HOSTNAME": "train-worker-2",
+    "PET_MASTER_ADDR": "train-node-0-0.train",
+    "PET_MASTER_PORT": "29400",
+}
 ELASTIC = {
     **{**POD, "HOSTNAME": "train-worker-2", "PET_NNODES": "1:3"},
     **{"PET_RDZV_ENDPOINT": "train-worker-0:23456", "PET_RDZV_BACKEND": "c10d"},
@@ -193,6 +214,7 @@ SAGEMAKER = {"SM_HOSTS": '["algo-1","algo-2"]', "SM_CURRENT_HOST": "algo-2", "SM
         (KUBEFLOW, "Kubeflow", (2, 4, 1, "train-node-0-0.train", 29400)),
         (ELASTIC, "Kubeflow", (3, 3, 2, "train-worker-0", 23456)),
         (SKYPILOT, "environment", (2, 4, 1, "10.0.0.4", 29500)),
+        ({**SKYPILOT, "SKYPILOT_NUM_GPUS_PER_NODE": "0"}, "environment", (2, 3, 1, "10.0.0.4", 29500)),
         (DSTACK, "environment", (3, 8, 2, "10.1.0.1", 29500)),
         (SAGEMAKER, "environment", (2, 1, 1, "algo-1", 29500)),
     ],
@@ -240,15 +262,16 @@ def test_each_system_has_a_sign_that_is_looked_for_first() -> None:
 
 
 def test_stale_and_malformed_variables_decide_nothing() -> None:
-    for environ in ({}, PLACE, {"SLURM_JOB_ID": "x"}):
+    for environ in ({}, PLACE, {"SLURM_JOB_ID": "x"}, {"SKYPILOT_NUM_NODES": "two"}):
         assert recognise(environ) is None
         assert complete(Options(), environ) == Options()
 
 
 def test_a_launch_that_mpirun_starts_several_times_is_refused() -> None:
-    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
-        with pytest.raises(UsageError, match="mpirun started this command 4 times"):
-            complete(Options(), {name: "4"})
+    for name in ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE"):
+        for typed in (Options(), said(nproc="1x4")):
+            with pytest.raises(UsageError, match="mpirun started this command 4 times"):
+                complete(typed, {name: "4"})
         placed = Options(nnodes=Resolved(NodeRange(4, 4), Source("flag")))
         assert complete(placed, {name: "4"}) == placed
         assert complete(Options(), {name: "1"}) == Options()

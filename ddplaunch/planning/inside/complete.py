@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ddplaunch.planning.inside.place_in_job import PlaceInJob
 
 _EXPORTED = ("node_rank", "master_addr", "master_port")  # batch scripts export them in upper case
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")  # Open MPI and MVAPICH; others set PMI_SIZE
 #: Variables of which each system that is known sets one.
 SIGNS = (
     *("SLURM_JOB_ID", "PET_NNODES", "SKYPILOT_NUM_NODES", "DSTACK_NODES_NUM", "SM_HOSTS", "PBS_NODEFILE"),
@@ -41,9 +42,10 @@ def complete(options: Options, environ: Mapping[str, str]) -> Options:
     it. Raises UsageError if mpirun starts the same launch several times, or a job has further hosts without the launch.
     """
     place = recognise(environ)
-    size = environ.get("OMPI_COMM_WORLD_SIZE") or (environ.get("PMI_SIZE") if place is None else None)  # or srun's own
-    if size not in (None, "1") and options.nnodes is None:
-        raise _started_by_mpi(str(size))
+    sizes = [*_SIZES, *(["PMI_SIZE"] if place is None else [])]  # or srun's own
+    size = next(filter(None, map(environ.get, sizes)), "1")
+    if size != "1" and (options.nnodes is None or options.nnodes.value.most == 1):
+        raise _started_by_mpi(size)
     if place is None:
         return options
     if place.alone_of and options.nnodes is None:
