@@ -14,7 +14,7 @@ from ddplaunch.hosts.local.stop_run import Stopped
 from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.orphans import adopts_orphans, orphans_in
 from ddplaunch.machine.processes.process_table import Process, process_table, read_process, start_s
-from ddplaunch.machine.processes.run_processes import RunProcesses, is_launcher, runs_in
+from ddplaunch.machine.processes.run_processes import RunProcesses, is_launcher, runs_in, within
 from ddplaunch.records.launchers import read_processes, still_running
 from ddplaunch.ui.stop_view import stopped_text
 from ddplaunch.values.variable_names import LAUNCH
@@ -68,8 +68,11 @@ def test_a_run_is_its_launcher_and_what_that_started() -> None:
     shell = process(30, name="bash", command=("bash",), environment=OURS)  # `plan --exports` was evaluated there
     renamed = process(22, parent=10, environment={})  # setproctitle writes over the environment
     forked = process(23, parent=10, command=TORCHRUN, environment=OURS)  # a rank that has the launcher's command line
-    (run,) = runs_in(table(LAUNCHER, GUARD, RANK, LOADER, renamed, forked, shell, process(31, parent=30)))
-    assert run == RunProcesses("r", 7, (LAUNCHER,), (RANK, renamed, forked), (LOADER,), (GUARD,))
+    spare = process(24, parent=10, name="ddplaunch-warm", environment=OURS)
+    seen = table(LAUNCHER, GUARD, RANK, LOADER, renamed, forked, spare, shell, process(31, parent=30))
+    (run,) = runs_in(seen)
+    assert run == RunProcesses("r", 7, (LAUNCHER,), (RANK, renamed, forked), (LOADER, spare), (GUARD,))
+    assert within(seen, LOADER.pid) == {21, 20, 10, 1}
     assert runs_in(table(shell, process(31))) == ()
 
 
@@ -85,10 +88,11 @@ def test_a_program_that_a_rank_detached_is_no_rank() -> None:
 
 def test_ranks_without_their_launcher_are_still_the_run() -> None:
     lost = process(20, environment={**OURS, **ELASTIC})
-    late = process(23, session=20, environment={**OURS, **ELASTIC})  # its rank may be gone as well
+    late = process(23, session=20, environment={**OURS, **ELASTIC, "RANK": "1"})  # its rank may be gone as well
     (run,) = runs_in(table(lost, LOADER, late))
     assert (run.launchers, run.ranks, run.children) == ((), (lost,), (LOADER, late))
-    assert runs_in(table(process(20, state="Z", environment={**OURS, **ELASTIC}))) == ()
+    for ended in (lost, LAUNCHER):
+        assert runs_in(table(ended._replace(state="Z"))) == ()
 
 
 def test_a_run_within_a_run_is_another_run() -> None:
@@ -98,6 +102,9 @@ def test_a_run_within_a_run_is_another_run() -> None:
     runs = {run.run_id: run for run in runs_in(table(LAUNCHER, RANK, launcher, rank))}
     assert runs["r"].all == (LAUNCHER, RANK)
     assert runs["inner"].all == (launcher, rank)
+    for marks in (inner, {**OURS, **ELASTIC, LAUNCH: "b"}):  # and when its launcher is gone
+        alone = process(41, parent=20, environment=marks)
+        assert [run.all for run in runs_in(table(LAUNCHER, RANK, alone))] == [(alone,), (LAUNCHER, RANK)]
 
 
 def test_runs_of_one_id_are_told_apart_by_launch_and_user() -> None:
@@ -109,6 +116,7 @@ def test_runs_of_one_id_are_told_apart_by_launch_and_user() -> None:
         (one(10, "a"), one(12, "a")),  # two nodes of one run on this machine
     ]
     assert len(runs_in(table(one(10, "a"), one(11, "a", uid=8)))) == 2
+    assert len(runs_in(table(one(10, "a"), process(20, environment={**OURS, **ELASTIC})))) == 1
 
 
 def test_another_users_run_is_told_by_its_command_line() -> None:
@@ -124,27 +132,35 @@ def test_another_users_run_is_told_by_its_command_line() -> None:
 LOST = process(20, environment=ELASTIC)
 
 
+GUARDED = {**OURS, **ELASTIC, LAUNCH: "a"}
+
+
 @pytest.mark.parametrize(
     ("processes", "found"),
     [
-        ((LOST,), {20}),
-        ((LOST, process(21, parent=20, session=20, environment=ELASTIC), process(22, parent=21)), {20, 21, 22}),
-        ((process(21, session=19, environment=ELASTIC),), {21}),  # a DataLoader worker whose rank is gone as well
-        ((process(20, environment={**OURS, **ELASTIC}),), {20}),
-        ((process(20, parent=10, environment=ELASTIC), process(10, command=TORCHRUN)), set()),
-        ((process(20, parent=10, environment=ELASTIC), process(10)), set()),  # somebody's own launcher
-        ((LOST, process(25, parent=10, environment=ELASTIC), process(10, command=TORCHRUN)), set()),  # the run goes on
-        ((process(20, environment={**OURS, **ELASTIC}), GUARD), set()),  # it is being ended
-        ((process(20, name="tmux: server", command=("tmux",), environment=ELASTIC),), set()),
-        ((process(20, environment={"RANK": "0", "MASTER_PORT": "1"}),), set()),  # by hand, with nohup
-        ((process(20, state="Z", environment=ELASTIC),), set()),
-        ((process(20, environment=None),), set()),
-        ((process(20, command=TORCHRUN, environment=ELASTIC),), set()),
+        ((LOST,), [20]),
+        ((LOST, process(21, parent=20, session=20, environment=ELASTIC), process(22, parent=21)), [20, 22, 21]),
+        ((process(19, environment={**ELASTIC, "RANK": "1"}), LOST), [20, 19]),
+        ((LOST, process(21, parent=20, state="Z"), process(22, parent=20, uid=8)), [20]),
+        ((process(21, session=19, environment=ELASTIC),), [21]),  # a DataLoader worker whose rank is gone as well
+        ((process(20, environment={**OURS, **ELASTIC}),), [20]),
+        ((process(20, parent=0, environment=ELASTIC),), [20]),
+        ((process(20, parent=10, environment=ELASTIC),), []),
+        ((process(20, parent=10, environment=ELASTIC), process(10, command=TORCHRUN)), []),
+        ((process(20, parent=10, environment=ELASTIC), process(10)), []),  # somebody's own launcher
+        ((LOST, process(25, parent=10, environment=ELASTIC), process(10, command=TORCHRUN)), []),  # the run goes on
+        ((process(20, environment=GUARDED), GUARD._replace(environment=GUARDED)), []),  # it is being ended
+        ((process(20, environment={**GUARDED, LAUNCH: "b"}), GUARD._replace(environment=GUARDED)), [20]),
+        ((process(20, name="tmux: server", command=("tmux",), environment=ELASTIC),), []),
+        *(((process(20, environment={**ELASTIC, name: None}),), []) for name in ("LOCAL_RANK", "TORCHELASTIC_RUN_ID")),
+        ((process(20, state="Z", environment=ELASTIC),), []),
+        ((process(20, environment=None),), []),
+        ((process(20, command=TORCHRUN, environment=ELASTIC),), []),
     ],
 )
-def test_orphans(processes: tuple[Process, ...], found: set[int]) -> None:
+def test_orphans(processes: tuple[Process, ...], found: list[int]) -> None:
     groups = orphans_in(table(*processes), adopts=lambda parent: parent.pid == 1)
-    assert {each.pid for group in groups for each in group.processes} == found
+    assert [each.pid for group in groups for each in group.processes] == found
 
 
 def test_processes_that_vanish_or_may_not_be_read(tmp_path: Path) -> None:
@@ -200,6 +216,7 @@ def test_who_adopts_orphans(tmp_path: Path, name: str, innermost: str, maps: str
     (place / "maps").write_text(f"{maps}\n")
     assert adopts_orphans(process(812, name=name), str(tmp_path)) is adopts
     assert adopts_orphans(process(1), str(tmp_path)) is True, "also where nothing of init may be read"
+    assert orphans_in({20: LOST}, adopts_orphans)
 
 
 @pytest.mark.root

@@ -144,6 +144,7 @@ def test_several_nodes_share_an_id_that_one_node_does_not_invent() -> None:
     first, second = decide(options, run_id="a"), decide(options, run_id="b")
     identity = [word for word in first.argv if word.startswith("--rdzv-id=")]
     assert identity and identity == [word for word in second.argv if word.startswith("--rdzv-id=")]
+    assert first.numbers.world_size == Resolved(4, Source("computed", "2 nodes × 2"))
     given = decide(replace(options, run_id=Resolved("mine", Source("flag"))))
     assert "--rdzv-id=mine" in given.argv
 

@@ -70,7 +70,12 @@ def test_a_program_of_its_own_is_never_forked() -> None:
     assert not start.warm and start.preload == ()
     (note,) = start.notes
     assert note.startswith("cold start: `./train.sh` is a program of its own")
-    assert decide_start(said(start="warm"), Target("module", "train", ()), 2, "cpu", situation).warm
+    for target, warm in (
+        (Target("module", "train"), True),
+        (None, True),
+        (Target("script", "train.py", (), ("uv",)), False),
+    ):
+        assert decide_start(said(start="warm"), target, 2, "cpu", situation).warm is warm
 
 
 @pytest.mark.parametrize(
