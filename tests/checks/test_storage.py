@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import pytest
-
 from ddplaunch.machine.facts import PathFact
-from tests.checks.cases import NO_LAUNCH, NO_SCRIPT, Case, fires, judge, silent
+from tests.checks.cases import fires, in_doctor, judged, silent
 from tests.checks.healthy import GIB
 
 MIB = 1024**2
@@ -72,7 +70,4 @@ SILENT = (
 )
 
 
-@pytest.mark.parametrize("case", (*FIRES, *SILENT), ids=str)
-def test_in_a_launch_and_in_doctor(case: Case) -> None:
-    judge(case)
-    judge(dataclasses.replace(case, launch=NO_LAUNCH, script=NO_SCRIPT))
+test_in_a_launch_and_in_doctor = judged(*FIRES, *SILENT, *in_doctor(*FIRES, *SILENT))

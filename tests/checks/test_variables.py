@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from ddplaunch.checks.known_variables import INEFFECTIVE, KNOWN
 from ddplaunch.checks.variables import near_miss
 from ddplaunch.planning.launch import Variable
 from ddplaunch.planning.options import Options
 from ddplaunch.values.resolved import Resolved, Source
-from tests.checks.cases import NO_LAUNCH, NO_SCRIPT, Case, fires, judge, silent
+from tests.checks.cases import fires, in_doctor, judged, silent
 from tests.checks.healthy import healthy_launch, healthy_script, healthy_torch, topology
 
 
@@ -77,11 +74,7 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize("case", (*IN_BOTH, *CASES), ids=str)
-def test_fires_with_words_and_stays_silent_without(case: Case) -> None:
-    judge(case)
-    if case in IN_BOTH:
-        judge(replace(case, launch=NO_LAUNCH, script=NO_SCRIPT))
+test_fires_with_words_and_stays_silent_without = judged(*CASES, *IN_BOTH, *in_doctor(*IN_BOTH))
 
 
 def test_the_table_does_not_contradict_itself() -> None:

@@ -26,7 +26,6 @@ from tests.golden import assert_same
 
 HERE = Path(__file__).parent
 LINES = [each for each in FAMILIES if each not in ("unsaid", "stacks", "reading")]
-SIGNATURES = [pytest.param(each, id=f"{at}-{each.code}") for at, each in enumerate(all_signatures())]
 
 
 @cache
@@ -94,13 +93,13 @@ def test_the_compiled_file_is_what_the_families_say() -> None:
     assert sorted(FAMILIES) == sorted(path.stem for path in EXPLAIN.glob("families/*.toml"))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_part_and_sentence_of_a_family_is_used(family: str) -> None:
-    text = (EXPLAIN / "families" / f"{family}.toml").read_text(encoding="utf-8")
-    for table, used in (("parts", "<{}>"), ("words", '"@{}"')):
-        _, _, rest = text.partition(f"\n[{table}]\n")
-        names = re.findall(r"(?m)^(\w+) = ", rest.partition("\n[")[0])
-        assert [name for name in names if used.format(name) not in text] == []
+def test_every_part_and_sentence_of_a_family_is_used() -> None:
+    for family in FAMILIES:
+        text = (EXPLAIN / "families" / f"{family}.toml").read_text(encoding="utf-8")
+        for table, used in (("parts", "<{}>"), ("words", '"@{}"')):
+            _, _, rest = text.partition(f"\n[{table}]\n")
+            names = re.findall(r"(?m)^(\w+) = ", rest.partition("\n[")[0])
+            assert [name for name in names if used.format(name) not in text] == [], family
 
 
 def test_every_name_that_the_engine_asks_for_has_words() -> None:
@@ -124,8 +123,12 @@ def test_every_code_that_a_line_can_have_has_a_log() -> None:
     assert not missing, f"{EVERY_CODE.name} has no log of {missing}: add a short one below `===`, and accept it"
 
 
-@pytest.mark.parametrize("signature", SIGNATURES)
-def test_keeps_its_word(signature: Signature) -> None:
+def test_each_keeps_its_word() -> None:
+    for signature in all_signatures():
+        keeps_its_word(signature)
+
+
+def keeps_its_word(signature: Signature) -> None:
     assert matched(signature, signature.example) is not None
     assert idle(signature, lines_of()[signature]) == []
     assert unfilled(signature, lines_of()[signature]) == []
@@ -138,16 +141,15 @@ def test_keeps_its_word(signature: Signature) -> None:
         assert others[0].code == signature.code
 
 
-@pytest.mark.parametrize("words", [pytest.param(each, id=each.name) for each in all_words() if each.example])
-def test_words_for_a_message_are_found_by_it(words: Signature) -> None:
-    assert idle(words, [words.example]) == []
-    (same, groups), *others = words_for("RuntimeError", words.example)
-    of_rank = " of a rank, state " in words.example or words.example.startswith("exit: ")
-    assert not others or of_rank, "only of what keeps or ends a rank the first counts"
-    filled_by_stacks = (
-        {"line", "pid", "reads", "place", *["at", "look", "asked", "signal", "number", "read"]} if of_rank else set()
-    )
-    assert same is words and {*groups, *filled_by_stacks} >= set().union(*map(fields, words.fixes))
+def test_words_for_a_message_are_found_by_it() -> None:
+    by_stacks = {"line", "pid", "reads", "place", "at", "look", "asked", "signal", "number", "read"}
+    for words in (each for each in all_words() if each.example):
+        assert idle(words, [words.example]) == []
+        (same, groups), *others = words_for("RuntimeError", words.example)
+        of_rank = " of a rank, state " in words.example or words.example.startswith("exit: ")
+        assert not others or of_rank, "only of what keeps or ends a rank the first counts"
+        known = {*groups, *(by_stacks if of_rank else ())}
+        assert same is words and known >= set().union(*map(fields, words.fixes)), words.name
 
 
 def test_some_lines_of_every_family_are_won_and_some_are_not() -> None:

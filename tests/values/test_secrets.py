@@ -64,21 +64,11 @@ POSITIVES = [
     ("{}", "hf_" + A),
     ("'{}'", "-----BEGIN RSA PRIVATE KEY-----\nMIIEow"),
     *(
-        ("--note {}", token)
-        for token in (
-            "ghp_" + A,
-            "github_pat_" + A,
-            "glpat-" + A,
-            "sk-" + A * 2,
-            "sk-ant-api03-" + A + "-" + A,
-            "sk-proj-ab-cd_ef-" + A,
-            "xoxb-123456789-" + A,
-            "AKIA" + "ABCDEFGH12345678",
-            "AIza" + A + "aB3dE5gH7jK9mN1",
-            "nvapi-" + A,
-            "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln",
-        )
+        ("--note {}", maker + A)
+        for maker in ("ghp_", "github_pat_", "glpat-", "sk-proj-ab-cd_ef-", "xoxb-1-", "nvapi-")
     ),
+    *(("--note {}", maker + A + rest) for maker, rest in (("sk-", A), ("sk-ant-api03-", f"-{A}"), ("AIza", A[:15]))),
+    *(("--note {}", token) for token in ("AKIA" + "ABCDEFGH12345678", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln")),
     ("bash -c 'HF_TOKEN={} python train.py'", "hunter2"),
     ("bash -c 'python train.py --db-password {} --lr 1'", "hunter2"),
     ("//registry.example.org/:_authToken={}", "lovelace"),
@@ -166,28 +156,28 @@ PATH=/usr/bin:/bin|PWD=/home/ada/x|NCCL_SOCKET_IFNAME==eth0|HTTP_PROXY=http://pr
 )
 
 
-@pytest.mark.parametrize(("typed", "secret"), POSITIVES, ids=lambda text: text[:30])
-def test_a_secret_is_hidden_wherever_it_stands(typed: str, secret: str) -> None:
-    words = shlex.split(typed.format(secret)) if "'" not in secret else [typed.format(secret)]
-    assert secret in " ".join(words)
-    hidden = hide_words(words)
-    assert "***" in " ".join(hidden)
-    name, equals, value = words[0].partition("=")
-    if equals and name.isidentifier():
-        assert is_secret(name, value) and hide_value(name, value) == hidden[0].partition("=")[2]
-    for piece in re.findall(r"[\w%/-]{2,}|\b\w\b", secret):
-        if piece not in typed and not piece.startswith("Bearer"):
-            assert not re.search(rf"(?<!\w){re.escape(piece)}(?!\w)", " ".join(hidden)), hidden
+def test_a_secret_is_hidden_wherever_it_stands() -> None:
+    for typed, secret in POSITIVES:
+        words = shlex.split(typed.format(secret)) if "'" not in secret else [typed.format(secret)]
+        assert secret in " ".join(words)
+        hidden = hide_words(words)
+        assert "***" in " ".join(hidden)
+        name, equals, value = words[0].partition("=")
+        if equals and name.isidentifier():
+            assert is_secret(name, value) and hide_value(name, value) == hidden[0].partition("=")[2]
+        for piece in re.findall(r"[\w%/-]{2,}|\b\w\b", secret):
+            if piece not in typed and not piece.startswith("Bearer"):
+                assert not re.search(rf"(?<!\w){re.escape(piece)}(?!\w)", " ".join(hidden)), hidden
 
 
-@pytest.mark.parametrize("typed", ORDINARY, ids=lambda text: text[:30])
-def test_an_ordinary_argument_stays_readable(typed: str) -> None:
-    words = typed.split(" ", 1)
-    assert hide_words(words) == words
-    assert hide_words([typed]) == [typed]
-    name, equals, value = typed.partition("=")
-    if equals and name.isidentifier():
-        assert not is_secret(name, value) and hide_value(name, value) == value
+def test_an_ordinary_argument_stays_readable() -> None:
+    for typed in ORDINARY:
+        words = typed.split(" ", 1)
+        assert hide_words(words) == words
+        assert hide_words([typed]) == [typed]
+        name, equals, value = typed.partition("=")
+        if equals and name.isidentifier():
+            assert not is_secret(name, value) and hide_value(name, value) == value
 
 
 CLASSES = """
