@@ -185,5 +185,5 @@ def test_a_signal_that_no_rank_catches_does_nothing_and_one_that_all_processes_g
         assert (tmp_path / "err").read_bytes() == b"ddplaunch: SIGUSR1 received, but no rank catches it: ignored\n"
         guarded.guard.send_signal(signal.SIGUSR2)
         guarded.signalled(signal.SIGUSR2)
-        time.sleep(1)
+        time.sleep(0.3)
         assert guarded.ranks[0].poll() is None and b"SIGUSR2" not in (tmp_path / "err").read_bytes()

@@ -206,7 +206,8 @@ class Program:
     def __init__(self, links: Links, python: str, host_timeout_s: float = 60.0) -> None:
         self._links, self.printed = links, {"out": b"", "err": b"", "end": b""}
         self.link = links.open("host", SERVICE)
-        order = {"run_id": "none-such", "token": "", "grace_s": 0.5, "record": "", "host_timeout_s": host_timeout_s}
+        # SIGKILL comes three seconds after the grace
+        order = {"run_id": "none-such", "token": "", "grace_s": -2.5, "record": "", "host_timeout_s": host_timeout_s}
         self.link.hand_over("launch", self._take, **order, python=python)
 
     def _take(self, link: Link, kind: str, data: bytes) -> None:
@@ -352,7 +353,7 @@ def test_a_closed_terminal_ends_the_hosts(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("nohup")
 def test_under_nohup_it_does_not(tmp_path: Path) -> None:
-    end, interrupted = Launch(tmp_path, "echo up; sleep 0.5", {b"up": signal.SIGHUP}).run()
+    end, interrupted = Launch(tmp_path, "echo up; sleep 0.2", {b"up": signal.SIGHUP}).run()
     assert (end.status, interrupted) == (0, None)
 
 

@@ -41,7 +41,7 @@ ONE = launch(run_id="one")
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_lock, "_WAIT_S", 0.1)
+    monkeypatch.setattr(run_lock, "_WAIT_S", 0.04)
 
 
 def node(number: int | None) -> Launch:

@@ -49,14 +49,14 @@ def live(start_run: StartRun, folder: Path, **settings: str) -> tuple[FakeRun, P
 def test_one_sample_as_json_and_as_a_table(start_run: StartRun, call: Call, folder: Path) -> None:
     run, place = live(start_run, folder)
     (place / "node-0" / "attempt-0" / "rank-1.out").write_text("step 12\n")
-    said = call("top", run.run_id, "--json", "--count", "1", "--interval", "0.2")
+    said = call("top", run.run_id, "--json", "--count", "1", "--interval", "0.1")
     value = json.loads(said.out)
     assert said.status == 0 and (value["schema"], value["run_id"], value["findings"]) == (2, run.run_id, [])
     assert [(rank["rank"], rank["pid"], rank.get("step")) for rank in value["ranks"]] == [
         (0, run.rank_pids[0], None),
         (1, run.rank_pids[1], 12),
     ]
-    said = call("top", "--count", "2", "--interval", "0.2")
+    said = call("top", "--count", "2", "--interval", "0.1")
     assert said.out.count("\n  RANK ") == 2 and run.run_id in said.out and "\x1b" not in said.out
     assert re.search(r"^     1    12 ", said.out, re.MULTILINE)
 
