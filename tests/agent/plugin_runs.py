@@ -43,12 +43,6 @@ def exception():
         raise ValueError("the cause")
     wait()
 
-def status():
-    if rank == 1:
-        say("leaving", sys.stderr)
-        sys.exit(3)
-    wait()
-
 def saves():
     def save(number, frame):
         time.sleep(1.0)

@@ -151,9 +151,11 @@ def cpu_s(pids: Sequence[int]) -> float:
 
 @pytest.mark.slow
 def test_a_launch_waits_without_work_and_ranks_get_what_they_catch(tmp_path: Path) -> None:
+    """A hangup that was ignored before, as nohup does, ends nothing."""
     (tmp_path / "train.py").write_text(CATCHES)
-    words = ddplaunch("run", "2", "--device", "cpu", "--", "train.py")
-    launch = subprocess.Popen(words, cwd=tmp_path, env=clean_environment(), stderr=subprocess.PIPE, text=True)
+    words = ["nohup", *ddplaunch("run", "2", "--device", "cpu", "--", "train.py")]
+    ends: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    launch = subprocess.Popen(words, cwd=tmp_path, env=clean_environment(), text=True, **ends)
     within(lambda: all((tmp_path / f"up-{rank}").exists() for rank in range(2)))
     ranks = [int((tmp_path / f"up-{rank}").read_text()) for rank in range(2)]
     beside = [launch.pid, *(pid for pid in children(launch.pid) if pid not in ranks)]
@@ -165,6 +167,7 @@ def test_a_launch_waits_without_work_and_ranks_get_what_they_catch(tmp_path: Pat
         return cpu_s(beside) - before < 0.1
 
     within(idle)
+    launch.send_signal(signal.SIGHUP)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         launch.send_signal(number)
         within(lambda number=number: (tmp_path / f"caught-{number}").exists())  # type: ignore[misc]

@@ -99,12 +99,15 @@ def test_programs_ended_in_different_ways(ends_of: dict[str, dict[str, Any]]) ->
     [
         (
             "cases.py",
-            {"PYTHONWARNINGS": "error::BytesWarning,always:x", "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "7"},
+            {"PYTHONWARNINGS": "error::BytesWarning,always:x", "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "7"}
+            | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONSAFEPATH": "1"},
         ),
-        ("cases.py", {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONSAFEPATH": "1"}),
-        ("cases.py", {"PYTHONDEVMODE": "1", "PYTHONOPTIMIZE": "2", "PYTHONTRACEMALLOC": "2", "TZ": "Asia/Kolkata"}),
-        ("-m cases", {"PYTHONIOENCODING": "latin-1:replace", "PYTHONFAULTHANDLER": "", "PYTHONDONTWRITEBYTECODE": "1"}),
-        ("-m cases", {"PYTHONBREAKPOINT": "pprint.pprint", "PYTHONNOUSERSITE": "1", "PYTHONINTMAXSTRDIGITS": "5000"}),
+        ("cases.py", {"PYTHONDEVMODE": "1", "PYTHONOPTIMIZE": "2", "PYTHONTRACEMALLOC": "1", "TZ": "Asia/Kolkata"}),
+        (
+            "-m cases",
+            {"PYTHONIOENCODING": "latin-1:replace", "PYTHONFAULTHANDLER": "", "PYTHONDONTWRITEBYTECODE": "1"}
+            | {"PYTHONBREAKPOINT": "pprint.pprint", "PYTHONNOUSERSITE": "1", "PYTHONINTMAXSTRDIGITS": "5000"},
+        ),
     ],
 )
 def test_the_world_of_other_settings(tmp_path: Path, command: str, changes: dict[str, str]) -> None:
