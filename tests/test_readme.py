@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import threading
-from dataclasses import fields, replace
+from dataclasses import fields
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from ddplaunch.checks.all_checks import ALL, across
-from ddplaunch.checks.check import available, run_check
 from ddplaunch.cli.parsing.command import COMMANDS, options_of
 from ddplaunch.comm.checks import CHECKS as MEASURED
 from ddplaunch.explain.signatures import Tier, all_signatures, signature_of
@@ -28,7 +27,6 @@ from ddplaunch.values.finding import ExitStatus
 from scripts import docs_site
 from scripts.signatures import rules_of
 from tests.agent.guarded import until
-from tests.checks.healthy import healthy_facts, healthy_launch, healthy_script
 from tests.explain.signature_rules import idle, matched, unfilled
 from tests.golden import accepting
 from tests.readme_blocks import (
@@ -318,21 +316,13 @@ def example() -> dict[str, Any]:
     return namespace
 
 
-@pytest.mark.parametrize(("filesystem", "fires"), [("tmpfs", True), ("ext4", False), ("nfs4", False), (None, False)])
-def test_the_example_of_a_check_works(filesystem: str | None, fires: bool) -> None:
-    (check,) = example()["CHECKS"]
-    (healthy,) = healthy_facts().output_paths
-    facts = healthy_facts(output_paths=(replace(healthy, filesystem=filesystem),))
-    outcome = run_check(check, available(facts, healthy_launch(), healthy_script()))
-    assert outcome.status == ("found" if fires else "passed"), outcome.reason
+def test_the_example_of_a_check_works_and_its_test_passes() -> None:
+    names = example()
+    (check,) = names["CHECKS"]
     assert check.family in {each.family for each in ALL} and check.title and check.explanation
-    assert [finding.code for finding in outcome.findings] == ([check.code] if fires else [])
-
-
-def test_the_example_of_its_test_passes() -> None:
-    tests = {name: test for name, test in example().items() if name.startswith("test_") and inspect.isfunction(test)}
+    tests = [test for name, test in names.items() if name.startswith("test_") and inspect.isfunction(test)]
     assert tests
-    for test in tests.values():
+    for test in tests:
         test()
 
 

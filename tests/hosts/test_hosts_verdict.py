@@ -53,11 +53,6 @@ TOLD = outcome(0, "terminated", rank(0, T + 1, None, "SIGTERM", "launcher"))
     ("ends", "outcomes", "state", "status", "host", "code"),
     [
         ([HostEnd(0, "a", 0), HostEnd(1, "b", 0)], (), "succeeded", 0, "a", None),
-        (  # the earliest failure of a rank itself counts
-            [HostEnd(0, "a", 1), HostEnd(1, "b", 137)],
-            (outcome(0, "failed", rank(0, T + 5.2, 1)), outcome(1, "failed", rank(1, T + 5.0, None, "SIGKILL"))),
-            *("failed", 137, "b", "killed"),
-        ),
         (  # ranks that were told to end are not blamed
             [HostEnd(0, "a", 143, told=15), HostEnd(1, "b", 42)],
             (TOLD, outcome(1, "failed", rank(1, T + 2, 42))),
@@ -81,8 +76,6 @@ TOLD = outcome(0, "terminated", rank(0, T + 1, None, "SIGTERM", "launcher"))
             ),
             *("killed", 137, "b", "unknown"),
         ),
-        # nothing but a status is known
-        ([HostEnd(0, "a", 0), HostEnd(1, "b", 5)], (), "failed", 5, "b", "unknown"),
         ([HostEnd(0, "a", 143, told=15), HostEnd(1, "b", 4)], (), "failed", 4, "b", "host-refused"),
         # hosts that are lost at once are not blamed, and of others the first one is
         (
@@ -161,8 +154,10 @@ def test_interrupted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("status", "how"), [(5, "with status 5"), (128, "with status 128"), (137, "by SIGKILL")])
 def test_what_is_known_of_a_host_without_a_record(tmp_path: Path, status: int, how: str) -> None:
-    found = verdict(tmp_path, [HostEnd(0, "a", 0), HostEnd(1, "b", status)], {}).diagnosis
-    assert found is not None and f"on b ended {how}" in found.what
+    found = verdict(tmp_path, [HostEnd(0, "a", 0), HostEnd(1, "b", status)], {})
+    assert (found.state, found.exit_status, found.host) == ("failed", status, "b")
+    assert found.diagnosis is not None and found.diagnosis.code == "unknown"
+    assert f"on b ended {how}" in found.diagnosis.what
 
 
 def test_times_by_one_clock() -> None:
@@ -173,7 +168,7 @@ def test_times_by_one_clock() -> None:
 def test_one_outcome_for_all(tmp_path: Path) -> None:
     outcomes = {0: outcome(0, "failed", rank(0, T + 5, 1)), 1: outcome(1, "failed", rank(1, T + 4, 7))}
     found = verdict(tmp_path, [HostEnd(0, "a", 1), HostEnd(1, "b", 7)], outcomes)
-    assert found.exit_status == 7 and found.diagnosis is not None
+    assert (found.exit_status, found.host) == (7, "b") and found.diagnosis is not None, "the earliest counts"
     assert write_for_all(tmp_path, found) is None and outcomes_of.read_outcome(tmp_path) == found
     (attempt,) = found.attempts
     assert [each.rank for each in attempt.ranks] == [0, 1]
