@@ -19,37 +19,33 @@ from tests.ssh.launched import started_by
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 DEADLINE_S = 400
+TIMEOUT = "8"  # of each group that does not get through
 RUN = "comm-"  # what its run ids begin with
 PROGRAM = "ddplaunch.examples.comm_test"
 
 
 @pytest.fixture(scope="module")
-def six(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with lab(6, tmp_path_factory.mktemp("six")) as made:
+def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with lab(5, tmp_path_factory.mktemp("five")) as made:
         yield made
-
-
-def limit(host: Node, rate: str) -> None:
-    """Let ``host`` send no more than ``rate``, as tc spells it."""
-    words = f"tc qdisc replace dev {INTERFACE} root tbf rate {rate} burst 32kbit latency 400ms"
-    in_network(host.pid, *words.split())
 
 
 def doctor(made: Lab, hosts: tuple[Node, ...], *words: str) -> subprocess.Popen[str]:
     """Start `doctor --comm --json` on the login host."""
     names = ",".join(host.name for host in hosts)
-    argv = made.login.command(ddplaunch("doctor", "1", "--hosts", names, "--comm", "--json", *words), made.work)
+    size = "2" if len(hosts) == 1 else "1"
+    argv = made.login.command(ddplaunch("doctor", size, "--hosts", names, "--comm", "--json", *words), made.work)
     pipe = subprocess.PIPE
     return subprocess.Popen(argv, env=clean_environment(), stdout=pipe, stderr=pipe, text=True)
 
 
-def test_the_cut_off_and_the_slow_host_are_each_named(six: Lab) -> None:
-    first, _, cut_off, _, slow, _ = six.hosts
-    for other in set(six.hosts) - {cut_off, first}:  # at the first the ranks meet, without which nothing would start
+def test_the_cut_off_and_the_slow_host_are_each_named(five: Lab) -> None:
+    first, cut_off, _, slow, _ = five.hosts
+    for other in set(five.hosts) - {cut_off, first}:  # the ranks meet at the first, and these two are no pair of five
         in_network(cut_off.pid, "ip", "route", "add", "blackhole", other.address)
         in_network(cut_off.pid, "ip", "-6", "route", "add", "blackhole", other.address6)
-    limit(slow, "10mbit")
-    process = doctor(six, six.hosts, "--comm-timeout", "12")
+    in_network(slow.pid, *f"tc qdisc replace dev {INTERFACE} root tbf rate 10mbit burst 32kbit latency 400ms".split())
+    process = doctor(five, five.hosts, "--comm-timeout", TIMEOUT)
     out, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1, out + err
     data = json.loads(out)
@@ -63,30 +59,29 @@ def test_the_cut_off_and_the_slow_host_are_each_named(six: Lab) -> None:
     assert [group["problem"] is None for group in groups if group["test"] == "all"] == [False]
     rates = [group["bandwidth"] or 0.0 for group in groups if slow.name in group["hosts"] and group["test"] == "pair"]
     assert 0 < max(rates) < 3e6  # 10 Mbit/s are 1.25 MB/s
-    six.nothing_left(RUN)
+    five.nothing_left(RUN)
 
 
-def test_nothing_is_left_when_the_doctor_is_killed(six: Lab) -> None:
-    hosts = six.hosts[:2]
-    limit(hosts[1], "1mbit")  # so that it takes long enough to be interrupted
-    process = doctor(six, hosts, "--comm-timeout", "120")
-    until(lambda: all(six.processes(host, PROGRAM) for host in hosts), "all test", DEADLINE_S)
+def test_nothing_is_left_when_the_doctor_is_killed(five: Lab) -> None:
+    hosts = five.hosts[:1]
+    process = doctor(five, hosts, "--comm-timeout", "120")
+    until(lambda: all(five.processes(host, PROGRAM) for host in hosts), "all test", DEADLINE_S)
     os.kill(started_by(process), signal.SIGKILL)
     process.communicate(timeout=90)
-    six.nothing_left(RUN, hosts=hosts)
+    five.nothing_left(RUN, hosts=hosts)
 
 
-def test_large_packets_that_are_dropped_on_the_way_are_suspected_and_what_is_typed_helps(six: Lab) -> None:
+def test_large_packets_that_are_dropped_on_the_way_are_suspected_and_what_is_typed_helps(five: Lab) -> None:
     """The hosts send more than the switch between them takes."""
-    hosts = (six.hosts[3], six.hosts[5])
+    hosts = (five.hosts[2], five.hosts[4])
     for host in hosts:
         in_network(host.pid, "ip", "link", "set", "dev", INTERFACE, "mtu", "9000")
-    out, _ = doctor(six, hosts, "--comm-timeout", "12").communicate(timeout=DEADLINE_S)
+    out, _ = doctor(five, hosts, "--comm-timeout", TIMEOUT).communicate(timeout=DEADLINE_S)
     (finding,) = (each for each in json.loads(out)["findings"] if each["code"] == "comm-cut-off")
     assert "(MTU)" in finding["why"], finding
     typed = finding["fix"].partition("`sudo ")[2].partition("`")[0]
     for host in hosts:
         in_network(host.pid, *typed.replace("INTERFACE", INTERFACE).split())
-    process = doctor(six, hosts, "--comm-timeout", "12")
+    process = doctor(five, hosts, "--comm-timeout", TIMEOUT)
     out, _ = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, out
