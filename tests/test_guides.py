@@ -105,16 +105,6 @@ def distributed(run: Run, world_size: int, epochs: int, batch_size: int) -> None
     assert run.savers == ("saved-by-0.json",)
 
 
-def underwater(tmp_path: Path) -> Guide:
-    """Return the underwater-ir project with the folders of its guide, a picture in each."""
-    guide = Guide("underwater-ir", tmp_path)
-    for name in ("Dataset/train", "Dataset/testset(ref)", "Dataset/testset(non-ref)", "pseudo-labels/daclip"):
-        folder = guide.folder / name
-        folder.mkdir(parents=True)
-        (folder / "picture.png").write_bytes(b"not really")
-    return guide
-
-
 def uniref50(tmp_path: Path) -> Guide:
     """Return the uniref50 project with its data file where the guide has it."""
     guide = Guide("uniref50", tmp_path)

@@ -7,37 +7,29 @@ from pathlib import Path
 import pytest
 
 from tests.ports import free_port
-from tests.test_guides import Guide, distributed, quantumgrav, underwater, uniref50
+from tests.test_guides import Guide, distributed, quantumgrav, uniref50
 
 pytestmark = pytest.mark.slow
 
-#: Ranks that start warm import torch once. Each script of these has launches that start cold, as it does by itself.
-WARM = {"DDPLAUNCH_OPTIONS": "--start warm"}
-MODULE = ("-m", "underwater_ir.student.train_student")
-PATHS = ("--train-root", "Dataset/train", "--pseudo-root", "pseudo-labels/daclip")
+#: Ranks that start warm import torch once, and with this its compiler too, which every optimizer needs.
+WARM = {"DDPLAUNCH_OPTIONS": "--start warm --preload torch._dynamo"}
 
 
-def test_underwater_train_ddp_4_4_20_256(tmp_path: Path) -> None:
-    guide = underwater(tmp_path)
-    run = guide.run("train_ddp.sh", "4", "4", "20", "256", **WARM)
-    distributed(run, world_size=4, epochs=20, batch_size=4)
-    assert run.ranks[0]["arguments"]["img_size"] == "256"
-    assert run.ranks[0]["arguments"]["val_nonref_root"] == "Dataset/testset(non-ref)"
-    assert (guide.folder / "experiments" / "daclip_student_ddp.pt").is_file()
-
-
-def test_the_fix_of_a_refusal_works_as_it_is_said(tmp_path: Path) -> None:
+def test_underwater_train_ddp_2_4_20_256_and_the_fix_of_its_refusal(tmp_path: Path) -> None:
     """Whoever never typed `ddplaunch` can follow the fix, and so does this."""
-    guide = Guide("underwater-ir", tmp_path)
-    refused = guide.start("train_ddp.sh", "2", "8", "1")
+    guide, typed = Guide("underwater-ir", tmp_path), ("train_ddp.sh", "2", "4", "20", "256")
+    refused = guide.start(*typed)
     said = " ".join(refused.stdout.split())
     assert refused.returncode == 4 and "Dataset/train" in said and not list(guide.out.iterdir())
     assert "--> TRAIN_ROOT, VAL_REF_ROOT, VAL_NONREF_ROOT or PSEUDO_ROOT" in said
     assert "fix: name the right path with `TRAIN_ROOT, VAL_REF_ROOT, VAL_NONREF_ROOT or PSEUDO_ROOT`" in said
     assert "put `DDPLAUNCH_OPTIONS='--ignore data-missing'` before the command" in said
     places = {name: str(tmp_path) for name in ("TRAIN_ROOT", "VAL_REF_ROOT", "VAL_NONREF_ROOT", "PSEUDO_ROOT")}
-    run = guide.run("train_ddp.sh", "2", "8", "1", **places, **WARM)
-    distributed(run, world_size=2, epochs=1, batch_size=8)
+    run = guide.run(*typed, **places, **WARM)
+    distributed(run, world_size=2, epochs=20, batch_size=4)
+    assert run.ranks[0]["arguments"]["img_size"] == "256"
+    assert run.ranks[0]["arguments"]["val_nonref_root"] == str(tmp_path)
+    assert (guide.folder / "experiments" / "daclip_student_ddp.pt").is_file()
 
 
 def test_crowd_bt_train_distributed(tmp_path: Path) -> None:
@@ -77,7 +69,7 @@ def test_uniref50_with_a_configuration(tmp_path: Path) -> None:
 def test_quantumgrav_as_its_yaml_says(tmp_path: Path) -> None:
     port = free_port()
     guide = quantumgrav(tmp_path, port, 2)
-    run = guide.run("train_quantumgrav.sh", "configs/train_ddp.yaml")
+    run = guide.run("train_quantumgrav.sh", "configs/train_ddp.yaml", **WARM)
     distributed(run, world_size=2, epochs=2, batch_size=8)
     assert run.ranks[1]["environment"]["MASTER_PORT"] == str(port)
     assert run.ranks[1]["arguments"]["world_size"] == "2"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.agent.guarded import until
 
 if TYPE_CHECKING:
     from tests.machine.fake_nvml import FakeNvml
@@ -45,55 +45,34 @@ def test_launches_at_once_get_gpus_ports_and_records_of_their_own(tmp_path: Path
     (tmp_path / "show.py").write_text(SHOW)
     environment = fake_nvml.environment(8, ["0 process 1 40000", "0 memory 81559 40004"])
     environment["DDPLAUNCH_LOCK_DIR"] = str(tmp_path / "locks")
-    processes = [launch(tmp_path, environment, "2", "--gpus", "free:2") for _ in range(3)]
-    end = time.monotonic() + DEADLINE_S
-    while len(list(tmp_path.glob("[0-9]-*"))) < 6 and time.monotonic() < end:  # every rank has said what it sees
-        if any(process.poll() is not None for process in processes):
-            break
-        time.sleep(0.1)
+    processes = [launch(tmp_path, environment, "2", "--gpus", "free:2") for _ in range(2)]
+    until(
+        lambda: len(list(tmp_path.glob("[0-9]-*"))) == 4 or any(each.poll() is not None for each in processes),
+        "every rank has said what it sees",
+        DEADLINE_S,
+    )
     (tmp_path / "go").touch()
     for process in processes:
         _, error = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0, error
     runs = {path.name[2:]: path.read_text().split() for path in tmp_path.glob("0-*")}
     names = [name for devices, _ in runs.values() for name in devices.split(",")]
-    assert len(runs) == 3 and len(set(names)) == 6, runs
+    assert len(runs) == 2 and len(set(names)) == 4, runs
     assert "0" not in names, "GPU 0 is busy"
-    assert len({port for _, port in runs.values()}) == 3, "their stores are open at the same time"
+    assert len({port for _, port in runs.values()}) == 2, "their stores are open at the same time"
     records = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob(".ddplaunch/runs/*/run.json")}
     assert {name: record["run_id"] for name, record in records.items()} == {name: name for name in runs}
     assert (tmp_path / ".ddplaunch" / "latest").resolve().name in runs
     assert not list((tmp_path / ".ddplaunch").glob(".*.*"))  # no draft of a link or a record is left
 
 
-def test_no_idle_gpus_left_is_refused_with_who_has_them(tmp_path: Path, fake_nvml: FakeNvml) -> None:
-    (tmp_path / "show.py").write_text(SHOW)
-    environment = fake_nvml.environment(8, [f"* process {os.getpid()} 40000", "* memory 81559 40004"])
-    process = launch(tmp_path, environment, "2", "--gpus", "free:2")
-    out, error = process.communicate(timeout=DEADLINE_S)
-    assert (process.returncode, out) == (4, "")
-    assert "gpus-not-free" in error and str(os.getpid()) in error
-    assert not (tmp_path / ".ddplaunch").exists()
-
-
-@pytest.mark.parametrize(
-    ("exported", "options", "expected", "says"),
-    [
-        ("3,4,5", ("--gpus", "3,4,5"), "3,4,5", "as nvidia-smi does, within CUDA_VISIBLE_DEVICES=3,4,5"),
-        ("3,4,5", (), "3,4,5", ""),
-        ("7", ("--gpus", "5,4,3", "--env", "CUDA_VISIBLE_DEVICES=3,4,5"), "5,4,3", "from `--env`"),
-    ],
-)
-def test_the_guide_that_exports_its_gpus(
-    tmp_path: Path, fake_nvml: FakeNvml, exported: str, options: tuple[str, ...], expected: str, says: str
-) -> None:
-    """The guide exports 3,4,5 and starts three ranks; every rank sees these three, in this order."""
+def test_the_guide_that_exports_its_gpus(tmp_path: Path, fake_nvml: FakeNvml) -> None:
+    """Every rank sees the three GPUs that were asked for, in this order."""
     (tmp_path / "show.py").write_text(SHOW)
     (tmp_path / "go").touch()
-    environment = fake_nvml.environment(8) | {"CUDA_VISIBLE_DEVICES": exported}
-    device = () if "--gpus" in options else ("--device", "cuda")
-    process = launch(tmp_path, environment, "3", *device, *options)
+    environment = fake_nvml.environment(8) | {"CUDA_VISIBLE_DEVICES": "7"}
+    process = launch(tmp_path, environment, "3", "--gpus", "5,4,3", "--env", "CUDA_VISIBLE_DEVICES=3,4,5")
     _, error = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, error
-    assert {path.read_text().split()[0] for path in tmp_path.glob("[0-9]-*")} == {expected}
-    assert says in " ".join(error.split()), error
+    assert [path.read_text().split()[0] for path in tmp_path.glob("[0-9]-*")] == ["5,4,3"] * 3
+    assert "from `--env`" in " ".join(error.split()), error
