@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.values.words import needs_linux
 from tests.hosts.launching import clean_environment
 from tests.records.fake_runs import outcome, record
 
@@ -104,18 +103,3 @@ def test_what_needs_no_linux_works_and_the_rest_says_so(folder: Path, system: st
     assert "failed" in said("ps") and json.loads(said("ps --json"))["runs"][0]["run_id"] == "failed"
     assert "is described in" in said("report failed")
     assert "failed" in (folder / "ddplaunch-failed.html").read_text(encoding="utf-8")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
-def test_a_terminal_without_utf_8_gets_what_it_can_show(folder: Path, encoding: str) -> None:
-    (folder / "train.py").write_text("import argparse  # \u00d7 \u2192\n", encoding="utf-8")
-    (folder / "log.txt").write_text(LOG.replace("pet", "\u732b"), encoding="utf-8")
-    lines = ("plan 2 --batch-size 8 -- train.py", "explain log.txt", "help run")
-    said = on("win32", folder, lines, PYTHONIOENCODING=encoding)
-    for line in lines:
-        assert "Error: " not in said(line, int(line == "explain log.txt")).replace("ValueError: ", "")
-
-
-def test_linux_lacks_nothing() -> None:
-    assert needs_linux("run") is None

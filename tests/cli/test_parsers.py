@@ -71,21 +71,19 @@ def test_quick_does_not_leave_everything_to_typer() -> None:
         assert parse("run", odd) is None
 
 
-@pytest.mark.parametrize(
-    ("words", "batch_size", "forward"),
-    [
-        (["--dry-run", "--dry-run", "--forward", "--forward"], None, True),
-        (["--forward", "--no-forward"], None, False),
-        (["--batch-size", "8", "--batch-size=16", "--env", "A=1", "--env", "A=2"], "16", None),
-        (["--env", "--batch-size", "--batch-size", "8"], "8", None),
-    ],
-)
-def test_the_last_of_what_takes_one_value_counts(
-    words: list[str], batch_size: str | None, forward: bool | None
-) -> None:
-    values = parse_with_typer(["run", "2", *words])
-    assert values is not None and (values["batch_size"], values["forward"]) == (batch_size, forward)
-    assert parse("run", ["2", *words]) in (None, values)
+def test_the_last_of_what_takes_one_value_counts() -> None:
+    for line, batch_size, forward in (
+        ("--dry-run --dry-run --forward --forward", None, True),
+        ("--forward --no-forward", None, False),
+        ("--batch-size 8 --batch-size=16 --env A=1 --env A=2", "16", None),
+        ("--env --batch-size --batch_size 8", "8", None),
+    ):
+        values = parse_with_typer(["run", "2", *line.split()])
+        assert values is not None and (values["batch_size"], values["forward"]) == (batch_size, forward)
+        assert parse("run", ["2", *line.split()]) in (None, values)
+    values = parse_with_typer(["run", "--ignore", "a,b", "--exclude", "gpu-a,gpu-b"])
+    assert values is not None and (values["ignore"], values["exclude"]) == (["a", "b"], ["gpu-a", "gpu-b"])
+    assert parse("logs", ["-f", "-n", "5", "-r", "0"]) == parse_with_typer(["logs", "-f", "-n", "5", "-r", "0"])
 
 
 @dataclass(frozen=True)
@@ -152,10 +150,3 @@ def test_what_is_misspelt_gets_a_tip(call: Call, line: str, what: str, fix: str)
     said = call(*line.split())
     text = " ".join(said.err.split())
     assert said.status == 2 and "error[usage]: " in text and what in text and fix in text, text
-
-
-def test_short_spellings_underscores_and_lists() -> None:
-    assert parse("logs", ["-f", "-n", "5", "-r", "0"]) == parse_with_typer(["logs", "-f", "-n", "5", "-r", "0"])
-    values = parse_with_typer(["run", "--batch_size", "8", "--ignore", "a,b", "--exclude", "gpu-a,gpu-b"])
-    assert values is not None and values["batch_size"] == "8"
-    assert values["ignore"] == ["a", "b"] and values["exclude"] == ["gpu-a", "gpu-b"]

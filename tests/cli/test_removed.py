@@ -1,8 +1,7 @@
-"""What is gone is answered with what to use instead, and records that older versions wrote with it are read."""
+"""What is gone is answered with what to use instead."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import ddplaunch
 from ddplaunch.cli.parsing.command import COMMANDS, options_of, spellings
 from ddplaunch.cli.parsing.removed import instead
 from tests.cli.cli_calls import Call, call, folder
-from tests.cli.test_report_page import record
 
 __all__ = ["call", "folder"]
 
@@ -51,20 +49,3 @@ def test_in_a_profile_and_from_python(call: Call, folder: Path) -> None:
     assert said.status == 2 and "error[removed]: `--record-metrics` is gone" in said.err
     with pytest.raises(TypeError, match="no option `trace` any more: `ddplaunch report`"):
         ddplaunch.launch("train.py", trace="t.svg")
-
-
-def test_a_record_of_an_older_version_is_read(call: Call, folder: Path) -> None:
-    """It has samples, the notes of `--trace`, fingerprints of secrets, and the options that are gone."""
-    place = record(folder / ".ddplaunch", "older")
-    run = json.loads((place / "run.json").read_text())
-    run["argv"] = ["ddplaunch", "run", "2", "--record-metrics", "--trace", "t.svg", "--", "train.py"]
-    run |= {"secrets": {"key": "0badcafe", "argv": ["0badcafe"]}, "options": {"record_metrics": True, "trace": "t.svg"}}
-    (place / "run.json").write_text(json.dumps(run))
-    (place / "node-0" / "metrics.jsonl").write_text('{"schema":1}\n{"at_s":1.0,"name":"h","attempt":0,"host":{}}\n')
-    (place / "node-0" / "attempt-0" / "rank-0.marks.json").write_text('{"python_s": 1.5}')
-    assert "older" in call("ps", "--all").out
-    said = call("explain", "older")
-    assert said.status == 1 and "error[script-exception]" in said.out
-    assert call("report", "older", "--output", "older.html").status == 0
-    assert "--record-metrics" in (folder / "older.html").read_text()
-    assert call("clean", "--keep", "0", "--yes").status == 0 and not place.exists()

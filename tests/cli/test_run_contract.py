@@ -11,7 +11,7 @@ import pytest
 
 from ddplaunch.values.finding import ExitStatus
 from tests.agent.plugin_runs import of_folder, on_terminal, within
-from tests.cli.cli_calls import Call, call, folder
+from tests.cli.cli_calls import Call, call, folder, spawn
 from tests.hosts.launching import clean_environment, ddplaunch, write_script
 
 __all__ = ["call", "folder"]  # fixtures
@@ -36,22 +36,6 @@ Path(os.environ["OUT"], os.environ["RANK"]).write_bytes(b"".join(os.fsencode(wor
 SHELL = 'IFS= ; out=$1; shift; for word; do printf "%s\\0" "$word"; done > "$OUT/$RANK"'
 
 
-def run(
-    folder: Path, *words: str | bytes, before: tuple[str, ...] = ("1", "--device", "cpu")
-) -> subprocess.CompletedProcess[str]:
-    """Run `ddplaunch run … -- WORDS` in ``folder`` to its end."""
-    return subprocess.run(
-        ddplaunch("run", *before, "--", *words),
-        cwd=folder,
-        env=clean_environment(OUT=str(folder)),
-        capture_output=True,
-        text=True,
-        errors="backslashreplace",
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-
-
 ODD_NAME = b"tr\xe4in $HOME 'n' \n {lr} --x.py"
 
 
@@ -63,7 +47,7 @@ def test_arguments_reach_every_rank_byte_for_byte(words: tuple[str | bytes, ...]
     (tmp_path / "package").mkdir()
     for name in (ODD_NAME, b"package/take.py"):
         Path(tmp_path, os.fsdecode(name)).write_text(WRITE)
-    done = run(tmp_path, *words, *ARGUMENTS, before=("2", "--device", "cpu"))
+    done = spawn(["run", "2", "--device", "cpu", "--", *words, *ARGUMENTS], tmp_path, {"OUT": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     for rank in ("0", "1"):
         assert (tmp_path / rank).read_bytes().split(b"\0")[:-1] == list(ARGUMENTS)
@@ -79,10 +63,10 @@ def test_refusal_is_4_names_the_holder_and_nothing_runs(tmp_path: Path) -> None:
     write_script(tmp_path / "take.py", WRITE.splitlines())
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
-        done = run(tmp_path, "take.py", before=("1", "--device", "cpu", "--master-port", port))
+        done = spawn(["run", "1", "--device", "cpu", "--master-port", port, "--", "take.py"], tmp_path)
     assert done.returncode == 4, done.stderr
-    assert f"error[port-taken]: port {port} is in use by pid {os.getpid()}" in done.stderr
-    assert "nothing was launched" in done.stderr and done.stdout == ""
+    assert f"error[port-taken]: port {port} is in use by pid {os.getpid()}".encode() in done.stderr
+    assert b"nothing was launched" in done.stderr and done.stdout == b""
     assert sorted(path.name for path in tmp_path.iterdir()) == ["take.py"]
 
 
@@ -124,9 +108,9 @@ def test_a_detached_run_goes_on_when_its_terminal_is_gone(tmp_path: Path) -> Non
 
 
 def test_what_is_refused_is_not_detached(monkeypatch: pytest.MonkeyPatch, folder: Path, call: Call) -> None:
-    done = run(folder, "missing.py", before=("1", "--device", "cpu", "--detach"))
-    assert done.returncode == ExitStatus.USAGE and "`missing.py` does not exist" in done.stderr
-    assert done.stdout == "" and "detached" not in done.stderr
+    done = spawn(["run", "1", "--device", "cpu", "--detach", "--", "missing.py"], folder)
+    assert done.returncode == ExitStatus.USAGE and b"`missing.py` does not exist" in done.stderr
+    assert done.stdout == b"" and b"detached" not in done.stderr
     monkeypatch.setenv("SLURM_PROCID", "0")
     said = call("run", "1", "--device", "cpu", "--detach", "--", "train.py")
     assert said.status == ExitStatus.USAGE and "`--detach` inside a job of Slurm" in said.err

@@ -15,6 +15,7 @@ from ddplaunch.planning.launch import Launch, Target
 from ddplaunch.records.directory import new_run_id, run_directory, runs_directory
 from ddplaunch.records.user_key import user_key
 from ddplaunch.records.write import git_commit, write_record
+from ddplaunch.values.finding import warning
 from tests.planning.sample_launch import SHM, facts, launch, two_nodes
 
 TYPED = ("ddplaunch", "run", "4", "--env", "WANDB_API_KEY=hunter2hunter2", "--", "train.py", "--hf-token", "hunter2")
@@ -64,7 +65,9 @@ def test_a_record_is_for_its_owner_and_holds_no_secret_and_nothing_made_from_one
     """Of a PIN even a hash would tell which it is."""
     pin, typed = "471108153342", (*TYPED, "postgres://ada:471108153342@db/runs", "--pin", "471108153342")
     environment = {**ENVIRONMENT, "DB_PW": pin, "DB": "ada"}
-    directory = write_record(launch(), typed, environment, facts(), (), tmp_path / ".ddplaunch")
+    busy = warning("gpu-busy", "GPU 0 is held by `x.py --api-key hunter2`", why="password=hunter2", fix="f")
+    noted = launch(target=Target("script", "train.py", typed), notes=(f"the same as `train.py --pin {pin}`",))
+    directory = write_record(noted, typed, environment, facts(), (busy,), tmp_path / ".ddplaunch")
     assert isinstance(directory, Path)
     assert stat.S_IMODE((directory / "run.json").stat().st_mode) == 0o600
     text = (directory / "run.json").read_text()

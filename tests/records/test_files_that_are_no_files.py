@@ -104,13 +104,6 @@ def test_such_a_configuration(call: Call, folder: Path, name: str, kind: str) ->
     assert call("plan", "1", "--device", "cpu", "--", "train.py").status in (0, 2)
 
 
-@pytest.mark.parametrize("key", ["base-lr", "batch-size", "timeout", "nproc", "env", "max-restarts"])
-def test_values_of_a_configuration_that_no_launch_can_have(call: Call, folder: Path, key: str) -> None:
-    for value in ("nan", "-1", "1e400", "[[]]", "{}", '"x"', "true", "1" * 400):
-        (folder / "ddplaunch.toml").write_text(f"{key} = {value}\n")
-        assert call("plan", "--device", "cpu", "--", "train.py").status in (0, 2, 4), value
-
-
 @pytest.mark.parametrize("where", ["HEAD", "packed-refs"])
 def test_a_repository_with_a_pipe(tmp_path: Path, where: str) -> None:
     (tmp_path / ".git").mkdir()

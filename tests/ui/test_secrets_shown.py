@@ -10,13 +10,11 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ddplaunch.planning.launch import Launch, Target, Variable
-from ddplaunch.records.write import write_record
 from ddplaunch.ui import launch_view, plan_view, shell
 from ddplaunch.ui.shell import shell_words
 from ddplaunch.ui.terminal import Terminal
@@ -74,15 +72,6 @@ def test_nothing_that_shows_a_launch_shows_its_secrets(module: Any, name: str) -
     shown = function(sample(), **given)
     assert SECRET not in str(shown)
     assert {"plan_json", "plan_text", "dry_run_text"} <= {name for _, name in SHOWS_A_LAUNCH}
-
-
-def test_no_record_has_it(tmp_path: Path) -> None:
-    environment = {"DB_PW": SECRET, "SLACK": f"https://hooks.slack.com/services/T/B/{SECRET}"}
-    typed = ("ddplaunch", "run", "--env", f"DB_PW={SECRET}", "--", "train.py", *TYPED)
-    directory = write_record(sample(), typed, environment, facts(), (FINDING,), tmp_path)
-    assert isinstance(directory, Path)
-    text = (directory / "run.json").read_text()
-    assert SECRET not in text and '"--epochs", "3"' in text
 
 
 def test_what_is_shown_can_be_pasted() -> None:
