@@ -57,9 +57,8 @@ class Prepared:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """All findings of the checks, errors first."""
-        every = [finding for outcome in self.outcomes for finding in outcome.findings]
-        return tuple(sorted(every, key=lambda finding: finding.severity is not Severity.ERROR))
+        """All findings of the checks."""
+        return tuple(finding for outcome in self.outcomes for finding in outcome.findings)
 
 
 def errors(findings: Sequence[Finding]) -> tuple[Finding, ...]:

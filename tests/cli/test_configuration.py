@@ -36,6 +36,7 @@ def test_scaling_stays_where_a_warmup_is_left_to_scale() -> None:
     table = {"base-lr": 1e-4, "base-warmup": 100, "lr-scaling": "sqrt"}
     merged = merge({"lr": Resolved(0.1, FLAG)}, said_in_table(table, "f"))
     assert "base_lr" not in merged and "lr_scaling" in merged
+    assert "lr_scaling" in merge({}, said_in_table({"lr-scaling": "sqrt"}, "f")), "the script's own rate is scaled"
 
 
 def test_repeatable_options_are_joined_and_the_flag_comes_last() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.cli import streams
 from ddplaunch.cli.streams import StartReport, read_told
 from tests.cli.cli_calls import Call, call, folder, spawn
 
@@ -94,10 +95,26 @@ def test_forty_columns(call: Call, monkeypatch: pytest.MonkeyPatch, line: str) -
     assert all(len(shown) <= 40 for shown in said.err.splitlines()), said.err
 
 
-def test_what_was_told_outlives_the_name_of_its_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("parents", "done"), [((7, 7), ["at its end"]), ((7, 1), ["at its end", "now"]), ((1,), [])])
+def test_a_launch_ends_with_the_program_that_started_it(
+    monkeypatch: pytest.MonkeyPatch, parents: tuple[int, ...], done: list[str]
+) -> None:
+    parent, ended = iter(parents), list[str]()
+    monkeypatch.setattr(os, "getppid", lambda: next(parent))
+    monkeypatch.setattr(streams, "get_signal_at_parents_end", lambda number: ended.append("at its end"))
+    monkeypatch.setattr(os, "kill", lambda pid, number: ended.append("now"))
+    streams.end_with_starter({streams.VARIABLE: "7:/told"})
+    assert ended == done
+
+
+def test_what_was_told_outlives_the_name_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "told.jsonl"
     path.write_text('{"launched": {"run_id": "one", "directory": "/runs/one"}}\n[]\n{"launched": 1}\n{"finding')
     with path.open("rb") as kept:
         path.unlink()
         assert read_told(kept.fileno()) == StartReport((), "one", Path("/runs/one"))
         assert read_told(kept.fileno()).run_id == "one"
+    monkeypatch.setenv(streams.VARIABLE, f"{os.getppid()}:{path}")
+    for record, directory in ((Path("/runs/two"), Path("/runs/two")), ("a full disk", None)):
+        streams.tell_launch_to_starter("two", record)
+        assert read_told(path) == StartReport((), "two", directory)
