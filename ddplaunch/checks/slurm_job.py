@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddplaunch.checks.check import Findings, checks_in
+from ddplaunch.machine.facts import HostFacts
 from ddplaunch.planning.launch import Launch
 from ddplaunch.values.finding import error, warning
 from ddplaunch.values.words import count
@@ -139,6 +140,23 @@ def slurm_gpus_unused(environment: dict[str, str], launch: Launch) -> Findings:
             why=f"{launch.device.source.detail or 'no GPU was found'}, and the job is charged for the GPUs",
             fix="`ddplaunch doctor` says what is wrong with torch or the driver; `--device cpu` if that is intended",
             where=str(launch.device.source),
+        )
+
+
+def slurm_elsewhere(environment: dict[str, str], host: HostFacts) -> Findings:
+    """Slurm's variables name a task that does not run on this host.
+
+    They were copied from another host, or outlived their job in a shell such as tmux's. Its nodes, GPUs and CPUs would
+    be those of the launch. In containers, whose processes have other numbers, the check stays silent.
+    Remedy: unset them, or start a job or step of your own.
+    """
+    if not (host.slurm_task or host.container):
+        yield error(
+            "slurm-elsewhere",
+            f"the task of Slurm job {environment.get('SLURM_JOB_ID')} does not run on {host.name}",
+            why="Slurm's variables decide nodes, GPUs and CPUs of a launch; these are another host's or an ended job's",
+            fix="`unset ${!SLURM_@}` in bash, then the same command; a new `srun` starts it in a job",
+            where="Slurm: SLURM_TASK_PID",
         )
 
 

@@ -38,8 +38,9 @@ def leftover_rank_variables(environment: dict[str, str]) -> Findings:
     """Variables of a rank are set in the environment of the launcher.
 
     torchrun sets RANK, WORLD_SIZE and LOCAL_RANK for each worker. If they are left over in a shell from an earlier
-    experiment, a script started there by hand behaves as one of several ranks and waits for the others. The check stays
-    silent in a Kubernetes pod, where an operator sets them on purpose. Remedy: `unset` them.
+    experiment, a script started there by hand behaves as one of several ranks and waits for the others. They are also
+    there where torchrun starts ddplaunch, several times, and each starts all ranks. The check stays silent in a
+    Kubernetes pod, where an operator sets them on purpose. Remedy: `unset` them.
     """
     present = [name for name in _RANK_VARIABLES if name in environment]
     if present and _OPERATOR not in environment:
@@ -47,7 +48,7 @@ def leftover_rank_variables(environment: dict[str, str]) -> Findings:
             "leftover-rank-variables",
             f"the launcher's environment has {listed([f'{name}={environment[name]}' for name in present])}",
             why="torchrun replaces them for its workers, but a script started by hand behaves as one of several ranks "
-            "and waits for the others",
+            "and waits for the others; where torchrun started this command, each of its processes starts all ranks",
             fix=f"`unset {' '.join(present)}`",
             where=SHELL,
         )

@@ -16,7 +16,8 @@ NO_PORT = Unavailable("no port was named")
 class HostFacts:
     """The machine. ``name_addresses`` is what its own host name resolves to, or why it does not resolve.
 
-    ``machine`` is "x86_64", "aarch64" …
+    ``machine`` is "x86_64", "aarch64" … ``slurm_task``: the task that Slurm's variables name runs here, or they name
+    none.
     """
 
     name: str
@@ -25,6 +26,7 @@ class HostFacts:
     container: str | None  # "docker", "podman", "kubernetes", "lxc", "slurm-pyxis" … or None outside of one
     user: str
     machine: str = ""
+    slurm_task: bool = True
 
 
 @dataclass(frozen=True)

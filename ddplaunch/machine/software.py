@@ -163,6 +163,7 @@ def probe_host(
         container=container(environ, root),
         user=files.user_name(own_id(), str(root), environ),
         machine=system.machine,
+        slurm_task=os.path.exists(f"{root}/proc/{environ.get('SLURM_TASK_PID', 'self')}"),  # noqa: PTH110
     )
 
 

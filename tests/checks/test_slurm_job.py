@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ddplaunch.machine.facts import HostFacts
 from ddplaunch.planning.launch import Launch, Topology
 from ddplaunch.values.resolved import Resolved, Source
 from tests.checks.cases import fires, judged, silent
@@ -20,6 +21,7 @@ THREE_TASKS = FOUR_TASKS | {"SLURM_STEP_TASKS_PER_NODE": "3(x2)", "SLURM_STEP_NU
 ON_CPUS = {name: text for name, text in FOUR_TASKS.items() if "SLURM_STEP_GPUS" not in name}
 UNEVEN = STEP | {"SLURM_GPUS": "6", "SLURM_STEP_GPUS": "0,1,2,3,4"}
 DETECTED = Source("detected", "torch is a CPU build")
+ELSEWHERE = HostFacts("gpu-node-1", ("10.0.0.5",), "6.8.0", None, "ada", slurm_task=False)
 RANK, TASKS = "slurm-node-rank-contradicts", "slurm-tasks-contradict"
 TYPED, EXPORTED = Source("flag", "--node-rank"), Source("environment", "NODE_RANK")
 
@@ -61,5 +63,8 @@ CASES = (
     fires("slurm-gpus-unused", "torch is a CPU b", "warning", launch=on_cpu(DETECTED), environment=STEP),
     silent("slurm-gpus-unused", "asked for", launch=on_cpu(Source("flag", "--device")), environment=STEP),
     silent("slurm-gpus-unused", launch=launch(), environment=STEP),
+    fires("slurm-elsewhere", "job 7 does not run on gpu-node-1", host=ELSEWHERE, environment=STEP),
+    silent("slurm-elsewhere", environment=STEP),
+    silent("slurm-elsewhere", host=replace(ELSEWHERE, container="docker"), environment=STEP),
 )
 test_fires_with_words_and_stays_silent_without = judged(*CASES)

@@ -86,6 +86,10 @@ def test_containers(tmp_path: Path, environ: dict[str, str], file: str, text: st
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).write_text(text)
     assert software.container(environ, tmp_path) == kind
+    for task, runs in (({}, True), ({"SLURM_TASK_PID": "4711"}, False), ({"SLURM_TASK_PID": "12"}, True)):
+        (tmp_path / "proc/self").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "proc/12").mkdir(exist_ok=True)
+        assert software.probe_host((), environ | task, tmp_path).slurm_task is runs
 
 
 def test_facts_survive_json_also_with_text_that_is_no_utf8(facts: Facts) -> None:

@@ -7,6 +7,7 @@ import it.
 
 from __future__ import annotations
 
+import mmap
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -26,12 +27,11 @@ _MARKS = frozenset(
 )
 _HINTS = (b"LOCAL_RANK=", b"TORCHELASTIC_RUN_ID=", b"DDPLAUNCH_RUN_ID=")
 _KERNEL_THREADS = 2  # pid of kthreadd, the parent of all kernel threads
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+_TICKS_PER_S = 100  # USER_HZ of every architecture for which torch is built
 _EXITING = 0x4
 _ENV_END = 51  # field of proc_pid_stat(5); 0 until execve(2) is done, or if this user may not read it
 _EXEC_PATIENCE_S = 0.25
 _MOST_DIGITS = 20  # int() refuses thousands of digits
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 class ProcessStat:
@@ -82,7 +82,7 @@ class ProcessStat:
     @property
     def major_fault_bytes(self) -> int:
         """Bytes read from disk because the process touched pages that were not in memory."""
-        return self.field(12) * _PAGE_BYTES
+        return self.field(12) * mmap.PAGESIZE
 
     @property
     def threads(self) -> int:
@@ -92,7 +92,7 @@ class ProcessStat:
     @property
     def rss_bytes(self) -> int:
         """The resident memory in bytes, shared pages included."""
-        return self.field(24) * _PAGE_BYTES
+        return self.field(24) * mmap.PAGESIZE
 
     @property
     def exit_status(self) -> int:
