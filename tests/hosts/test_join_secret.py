@@ -70,16 +70,6 @@ def test_strangers_neither_join_nor_end_a_launch_with_a_secret(port: int) -> Non
     assert all(verdict.go for verdict in verdicts)
 
 
-def test_without_a_secret_what_is_not_of_the_launch_is_dropped(port: int) -> None:
-    with Gathering(port) as gathering:
-        first = gathering.node(0)
-        changes: tuple[dict[str, Any], ...] = ({"launch": {}}, {"node_rank": 3}, {"started_s": 1e300})
-        for change in changes:
-            assert b"Verdict" not in knocked(port, **change)
-        verdicts = [node.result(60) for node in (first, gathering.node(1), gathering.node(2))]
-    assert all(verdict.go for verdict in verdicts)
-
-
 def test_a_node_without_the_secret_is_told_at_once_and_node_0_in_the_end() -> None:
     lacking: tuple[tuple[Secret, ...], ...] = ((), (THEIRS,), (Secret("user 12345678", b"o" * 32),))
     with ExitStack() as at_once:  # each waits for its time-out

@@ -12,18 +12,28 @@ import pytest
 from ddplaunch.cli.hosts.meet_nodes import TIMEOUT_S, wanted, with_rendezvous_id
 from ddplaunch.hosts.roll_call import messages as words
 from ddplaunch.hosts.roll_call.messages import Greeting, Hello, Secret, Status, Verdict
-from ddplaunch.hosts.roll_call.rules import all_together, at_the_door, is_stranger, told
-from ddplaunch.machine.facts import TorchFacts
+from ddplaunch.hosts.roll_call.rules import all_together, at_the_door, is_stranger, name_digest, told, told_sources
+from ddplaunch.machine.facts import PythonFacts, TorchFacts
 from ddplaunch.planning.launch import Launch
 from ddplaunch.planning.options import Options
 from ddplaunch.ui.launch_view import RollCallLine, joined_text
 from ddplaunch.values import codec
-from ddplaunch.values.finding import Finding, error
-from ddplaunch.values.resolved import Resolved, Source
-from tests.checks.healthy import healthy_facts, healthy_launch, topology
+from ddplaunch.values.finding import Finding, Severity, error
+from ddplaunch.values.resolved import Resolved, Source, Unavailable
+from tests.checks.healthy import (
+    PYTHON,
+    healthy_facts,
+    healthy_gpu,
+    healthy_launch,
+    healthy_nvml,
+    healthy_torch,
+    topology,
+    with_gpu,
+)
 from tests.hosts.roll_calls import WORDS, hello
 
 FLAG = Source("flag", "--x")
+UNKNOWN = {name: Unavailable("not asked") for name in ("torch", "nvml", "python")}
 
 
 def test_lines_come_back_as_they_were() -> None:
@@ -80,8 +90,16 @@ def test_hellos_and_verdicts_that_are_none() -> None:
 def test_no_secret_travels() -> None:
     facts = healthy_facts(environment={"API_KEY": "sesame"})
     text = codec.to_json(told(replace(facts, torch=TorchFacts("2.4", "/home/sesame", None, None, frozenset()))))
-    assert "sesame" not in text and "2.4" in text
-    assert len(text) < words.LONGEST_LINE / 8
+    assert "sesame" not in text and "2.4" in text and len(text) < words.LONGEST_LINE / 8
+    assert "GPU-" not in text and PYTHON not in text
+    assert told(healthy_facts(**UNKNOWN)) == UNKNOWN
+    code = (
+        ("train.py", "1"),
+        ("/abs.py", "2"),
+        ("../beside.py", "3"),
+        *((f"{number}.py", "4") for number in range(300)),
+    )
+    assert len(told_sources(code)) == 256 and told_sources(code[:3]) == {name_digest("train.py"): "1"}
 
 
 STRANGERS: tuple[dict[str, Any], ...] = (
@@ -105,7 +123,7 @@ def test_who_says_what_no_node_of_the_launch_would_is_a_stranger(change: dict[st
         (2, {"launch": {**WORDS, "--run-id": "x"}}, None),  # node 0 was given none
         (2, {"launch": {**WORDS, "NPROC": "8"}}, "launches-differ"),
         *((2, {"launch": {**WORDS, flag: ""}}, "launches-differ") for flag in WORDS if flag != "--run-id"),
-        (2, {"protocol": 9}, "hosts-differ-ddplaunch"),
+        (2, {"protocol": 9, "launch": {}}, "hosts-differ-ddplaunch"),
         (1, {"host": "other", "machine": "m"}, "node-rank-twice"),
         (0, {"started_s": 9e9, "pid": 7}, "node-rank-twice"),
         (3, {"launch": {**WORDS, "--nnodes": "4"}}, "launches-differ"),  # a node of a larger launch is named
@@ -118,37 +136,66 @@ def test_at_the_door(rank: int, change: dict[str, Any], expected: str | None) ->
     assert (found and found.code) == expected
 
 
-def together(**changes: Any) -> tuple[Finding, ...]:
-    nodes: dict[int, Hello] = {rank: hello(rank) for rank in range(3)}
+@pytest.mark.parametrize(
+    ("first", "new", "expected"), [("a", "", None), ("a", "a", None), ("a", "b", "launches-differ")]
+)
+def test_a_run_id_is_compared_where_both_nodes_have_one(first: str, new: str, expected: str | None) -> None:
+    nodes = [hello(rank, launch={**WORDS, "--run-id": run_id}) for rank, run_id in ((0, first), (2, new))]
+    found = at_the_door({0: nodes[0]}, nodes[1])
+    assert (found and found.code) == expected
+
+
+def together(*, clock_s: float = 0.1, ignore: tuple[str, ...] = (), **changes: Any) -> tuple[Finding, ...]:
+    nodes: dict[int, Hello] = {rank: hello(rank, sources=SOURCES) for rank in range(3)}
     nodes[2] = replace(nodes[2], **changes)
-    return all_together(nodes, {2: (0.1, 0.01)}, "train.py", ())
+    return all_together(nodes, {2: (clock_s, 0.01)}, "train.py", ignore, ("net.py",))
 
 
 def facts_with(**changes: Any) -> str:
     return codec.to_json(told(healthy_facts(**changes)))
 
 
-def test_healthy_nodes_fit_together() -> None:
-    assert together() == ()
-    assert together(facts="{", ddplaunch="9") == ()  # not understood is not compared
-    assert together(host="gpu-1", machine="machine 1") == ()  # two nodes on one host
+SOURCES = {name_digest("net.py"): "0123"}
+TWO_GPUS = healthy_nvml(healthy_gpu(0), healthy_gpu(1))
 
 
-def test_nodes_that_differ() -> None:
-    torch = healthy_facts().torch
-    assert isinstance(torch, TorchFacts)
-    (finding,) = together(facts=facts_with(torch=replace(torch, version="2.1.0")))
-    assert finding.code == "hosts-differ-torch" and "2.1.0 on gpu-2" in finding.what
-    (finding,) = together(facts=facts_with(torch=replace(torch, nccl_version="2.0.1")))
-    assert finding.code == "hosts-differ-nccl" and finding.fix.startswith("install the same version on all nodes; ")
-    found = at_the_door({0: hello(0)}, hello(2, launch={**WORDS, "--nnodes": "2"}))
-    assert found is not None and "--nnodes 2 on node 2 (gpu-2)" in found.what and "3 on node 0 (gpu-0)" in found.what
-    (finding,) = together(arguments="others")
-    assert finding.code == "script-arguments-differ" and finding.severity.value == "warning"
-    nodes = {0: hello(0), 1: hello(1, script="b")}
-    assert all_together(nodes, {}, "train.py", ("hosts-differ-script",)) == ()
-    (finding,) = all_together({0: hello(0), 1: hello(1)}, {1: (60.0, 0.1)}, "train.py", ())
-    assert finding.code == "clock-skew"
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"facts": "{", "ddplaunch": "9"},  # not understood is not compared
+        {"host": "gpu-1", "machine": "machine 1"},  # two nodes on one host
+        {"facts": facts_with(nvml=TWO_GPUS)},  # started by hand they need not use all GPUs
+        {"script": "b", "ignore": ("hosts-differ-script",)},
+    ],
+)
+def test_nodes_that_fit_together(changes: dict[str, Any]) -> None:
+    assert together(**changes) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "says"),
+    [
+        ({"script": "b"}, "hosts-differ-script", "gpu-2"),
+        ({"sources": {name_digest("net.py"): "4567"}}, "hosts-differ-sources", "`net.py` on gpu-2"),
+        ({"sources": {}}, "hosts-differ-sources", "`net.py` (missing) on gpu-2"),
+        ({"facts": facts_with(python=PythonFacts(PYTHON, "3.9.1"))}, "hosts-differ-python", "3.9 on gpu-2"),
+        ({"facts": facts_with(torch=healthy_torch(version="2.1.0"))}, "hosts-differ-torch", "2.1.0 on gpu-2"),
+        ({"facts": facts_with(torch=healthy_torch(cuda="11.8"))}, "hosts-differ-cuda", "CUDA 11.8 on gpu-2"),
+        ({"facts": facts_with(torch=healthy_torch(nccl_version="2.0.1"))}, "hosts-differ-nccl", "2.0.1 on gpu-2"),
+        ({"facts": facts_with(nvml=healthy_nvml(driver_version="535.1"))}, "hosts-differ-driver", "535.1 on gpu-2"),
+        ({"facts": facts_with(nvml=with_gpu(7, name="L4"))}, "hosts-differ-gpu-model", "L4"),
+        ({"clock_s": 60.0}, "clock-skew", "gpu-2"),
+        ({"arguments": "others"}, "script-arguments-differ", "node 2 (gpu-2)"),
+    ],
+)
+def test_nodes_that_differ(changes: dict[str, Any], code: str, says: str) -> None:
+    (finding,) = together(**changes)
+    assert finding.code == code and says in finding.what
+    if finding.severity is Severity.ERROR:
+        of_files = code in ("hosts-differ-script", "hosts-differ-sources")
+        assert finding.fix.startswith("install the same version on all nodes; ") != of_files
+        assert finding.fix.endswith(f"`--ignore {code}` on node 0 launches all the same")
 
 
 def launch(several: bool = True, **options: Any) -> Launch:

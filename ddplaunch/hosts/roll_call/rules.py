@@ -171,7 +171,7 @@ def _facts(text: str) -> Facts | None:
     """Return a node's facts; None where another version's JSON cannot be read: such a node is not compared."""
     try:
         return codec.from_json(text, Facts)
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, RecursionError):
         return None
 
 
