@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.cli.configuration import merge, said_in_table
+from ddplaunch.cli.prepare import probe_request
 from ddplaunch.planning.options import parse_options
 from ddplaunch.values.resolved import Resolved, Source
 
@@ -45,3 +46,19 @@ def test_repeatable_options_are_joined_and_the_flag_comes_last() -> None:
     options = parse_options(merge(first, second))
     assert [item.value for item in options.env] == [("A", " =\n\x1b'é"), ("A", "flag")]
     assert options.nproc == Resolved(4, Source("profile", "f"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "asked"),
+    [
+        ({}, {"MASTER_ADDR": "a", "MASTER_PORT": "29500"}, (None, 29500)),
+        ({"nnodes": "2"}, {"MASTER_ADDR": "a", "MASTER_PORT": "soon"}, ("a", None)),
+        ({"nnodes": "2", "node_rank": 0, "master_addr": "b"}, {"MASTER_ADDR": "a"}, ("b", None)),
+        ({"nnodes": "2", "node_rank": 1, "master_port": 7}, {}, (None, None)),  # node 0 binds it
+        *(({"master_port": port}, {}, (None, kept)) for port, kept in ((0, None), (65535, 65535), (65536, None))),
+    ],
+)
+def test_what_is_asked_of_the_network(flags: dict[str, Any], environ: dict[str, str], asked: tuple[Any, Any]) -> None:
+    options = parse_options({name: Resolved(value, FLAG) for name, value in flags.items()})
+    request = probe_request(options, environ)
+    assert (request.master_addr, request.master_port) == asked

@@ -76,6 +76,7 @@ INTEGERS = ("--accum", "--dataset-size", "--max-restarts", "--master-port")
         (["--torchrun-arg='x"], "has an unbalanced quote"),
         (["--json"], "`ddplaunch plan … --json -- train.py`"),
         (["--device", "cpu", "--gpus", "0"], "`--device cpu` contradicts `--gpus`"),
+        (["--gpus", "0"], "[gpu-not-found]: `--gpus 0`, but GPUs cannot be queried"),
         (["--lr", "1", "--base-lr", "1"], "[lr-given-twice]"),
         (["--batch-size", "8", "--global-batch-size", "17"], "[batch-does-not-divide]"),
         (["--profile", "big"], "write a section `[profiles.big]` into `ddplaunch.toml`"),

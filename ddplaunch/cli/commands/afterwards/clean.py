@@ -29,6 +29,8 @@ from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.words import host_name
 
+_KEEP = 50
+
 COMMAND = Command(
     examples=(
         ("ddplaunch clean --dry-run", "what would be ended and removed; changes nothing"),
@@ -38,13 +40,12 @@ COMMAND = Command(
         Flag("run", "argument", "", "Clean up only this run; keep all records.", "RUN", offers="runs"),
         Flag("yes", "switch", "", "Do not ask for confirmation.", short="-y"),
         Flag("dry_run", "switch", "", "List what would be ended and removed; change nothing."),
-        Flag("keep", "integer", "", "Number of the newest records to keep [50].", "N", least=0),
+        Flag("keep", "integer", "", f"Number of the newest records to keep [{_KEEP}].", "N", least=0),
         Flag("json", "switch", "", "Everything that was found and done, as JSON."),
         RUN_DIR,
     ),
 )
 
-_KEEP = 50
 _GRACE_S = 5.0
 
 
