@@ -53,10 +53,10 @@ TOLD = outcome(0, "terminated", rank(0, T + 1, None, "SIGTERM", "launcher"))
     ("ends", "outcomes", "state", "status", "host", "code"),
     [
         ([HostEnd(0, "a", 0), HostEnd(1, "b", 0)], (), "succeeded", 0, "a", None),
-        (  # ranks that were told to end are not blamed
-            [HostEnd(0, "a", 143, told=15), HostEnd(1, "b", 42)],
-            (TOLD, outcome(1, "failed", rank(1, T + 2, 42))),
-            *("failed", 42, "b", "unknown"),
+        (  # the earliest failure of a rank itself counts
+            [HostEnd(0, "a", 1), HostEnd(1, "b", 137)],
+            (outcome(0, "failed", rank(0, T + 5.2, 1)), outcome(1, "failed", rank(1, T + 5.0, None, "SIGKILL"))),
+            *("failed", 137, "b", "killed"),
         ),
         (
             [HostEnd(0, "a", 143, told=15), HostEnd(1, "b", None, lost=SILENT, heard_s=T + 10)],
@@ -68,14 +68,8 @@ TOLD = outcome(0, "terminated", rank(0, T + 1, None, "SIGTERM", "launcher"))
             (outcome(0, "failed", rank(0, T + 5, 3)),),
             *("failed", 3, "a", "unknown"),
         ),
-        (  # a torchrun that was killed is the cause of what follows
-            [HostEnd(0, "a", 1), HostEnd(1, "b", 137)],
-            (
-                outcome(0, "failed", rank(0, T + 5.0, 1)),
-                outcome(1, "killed", rank(1, T + 5.1, None, "SIGTERM", "launcher")),
-            ),
-            *("killed", 137, "b", "unknown"),
-        ),
+        # nothing but a status is known
+        ([HostEnd(0, "a", 0), HostEnd(1, "b", 5)], (), "failed", 5, "b", "unknown"),
         ([HostEnd(0, "a", 143, told=15), HostEnd(1, "b", 4)], (), "failed", 4, "b", "host-refused"),
         # hosts that are lost at once are not blamed, and of others the first one is
         (

@@ -128,15 +128,9 @@ def test_any_torchrun_option_is_passed_on() -> None:
     options = said(torchrun_arg=["--monitor_interval 1", "--log-dir='a b'"])
     assert extra_arguments(options.torchrun_arg, KNOWN) == ("--monitor_interval", "1", "--log-dir=a b")
     assert extra_arguments(said(torchrun_arg=["--new"]).torchrun_arg, Unavailable("no torch")) == ("--new",)
-    for word, reason in (
-        ("--nnodes=2", "ddplaunch decides `--nnodes` itself"),
-        ("train.py", "is not an option of torchrun"),
-        ("--tee=3 train.py", "is not an option of torchrun"),
-        ("--tee 3 train.py", "is not an option of torchrun"),
-        ("--log-dirs=a", "has no option `--log-dirs`"),
-    ):
-        with pytest.raises(UsageError, match=reason):
-            extra_arguments(said(torchrun_arg=[word]).torchrun_arg, KNOWN)
+    for words in ("--tee=3 train.py", "--tee 3 train.py"):
+        with pytest.raises(UsageError, match=r"`--torchrun-arg train.py` is not an option of torchrun"):
+            extra_arguments(said(torchrun_arg=[words]).torchrun_arg, KNOWN)
 
 
 def test_ipv6_addresses_have_brackets_beside_a_port_only() -> None:
