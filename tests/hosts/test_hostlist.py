@@ -92,7 +92,6 @@ def said(nproc: str | None, nnodes: str | None = None) -> Options:
     ("options", "slots", "processes"),
     [
         (said("2x4"), (None, None), 4),
-        (said("4"), (None, None), 4),
         (said(None), (None, None), "auto"),
         (said(None), (8, 8), 8),
         (said("2xauto"), (8, None), 8),
@@ -110,7 +109,6 @@ def test_sizes(options: Options, slots: tuple[int | None, ...], processes: int |
     [
         (said("3x4"), (None, None), "hosts-not-nodes"),
         (said("4", "2:4"), (None, None), "hosts-not-nodes"),
-        (said("4", "1"), (None, None), "hosts-not-nodes"),
         (said("4", "1:2"), (None, None), "hosts-not-nodes"),
         (said(None), (8, 4), "slots-uneven"),
         (said("4"), (8, 2), "slots-exceeded"),

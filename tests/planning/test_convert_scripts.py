@@ -23,26 +23,15 @@ CONVERTED = [
     "⟦torchrun --nproc_per_node=$N \\\n  → ddplaunch run $N --⟧ train.py \\\n  --lr 1 # x",
     '⟦torchrun → ddplaunch run 1 --⟧ train.py "$@" > log 2>&1 &',
     "A=1 B=$C exec ⟦torchrun → ddplaunch run 1 --⟧ train.py",
-    "S=train.py\n⟦torchrun → ddplaunch run 1 --⟧ $S",
     ". ./size.sh\nS=train\n⟦torchrun --nproc_per_node=$N → ddplaunch run $N -- python -u⟧ $S",
     "S=train\n⟦torchrun → ddplaunch run 1 -- python -u⟧ $S",
-    'D="--nproc_per_node $N"\n⟦torchrun $D → ddplaunch run $N --⟧ t.py',
-    "D=(--nproc_per_node 2)\n⟦torchrun ${D[@]} → ddplaunch run 2 --⟧ t.py",
     'D=(--nproc_per_node 2)\n⟦torchrun "${D[@]}" → ddplaunch run 2 --⟧ t.py',
     "NODES=1\n⟦torchrun --nnodes $NODES → ddplaunch run 1 --⟧ t.py",
     'bash -c "⟦torchrun → ddplaunch run 1 --⟧ t.py $1"',
-    'docker run img bash -c "⟦torchrun → ddplaunch run 1 --⟧ t.py"',
-    "bash -lc 'cd a && ⟦torchrun → ddplaunch run 1 --⟧ t.py'",
-    (
-        "srun ⟦-N 1 -n 2 → --nodes=1 --ntasks-per-node=1 --ntasks=1 ddplaunch run 2 --⟧ apptainer exec a.sif "
-        'bash -c "python t.py $X"'
-    ),
     "eval '⟦torchrun → ddplaunch run 1 --⟧ t.py $1'",
     "cat <<EOF >job\n⟦torchrun → ddplaunch run 1 --⟧ t.py \\$1\nEOF",
     "f() {\n  if x; then ⟦torchrun → ddplaunch run 1 --⟧ t.py; fi\n}",
-    "for i in 1 2; do ⟦torchrun → ddplaunch run 1 --⟧ t.py $i | tee a; done",
     "⟦torchrun t.py {lr} → ddplaunch run 1 -- t.py {{lr}}⟧",
-    "⟦torchrun → ddplaunch run 1 --⟧ t.py ${lr}",
     "⟦$(which torchrun) → ddplaunch run 1 --⟧ t.py",
     "$PYTHON -m ⟦torch.distributed.run → ddplaunch run 1 --⟧ t.py",
     (
@@ -65,26 +54,15 @@ CONVERTED = [
         "#SBATCH --ntasks-per-node=8\n#SBATCH -N 2 -c 4\n\nsrun -l ⟦python -u → --ntasks-per-node=1 "
         '--ntasks="$SLURM_JOB_NUM_NODES" --cpus-per-task=32 ddplaunch run 8 --⟧ t.py --x'
     ),
-    (
-        "#SBATCH --ntasks-per-node=8 # GPUs\nsrun --nodes=2 ⟦--ntasks=8 python → --ntasks-per-node=1 "
-        "--ntasks=2 ddplaunch run 4 --⟧ t.py"
-    ),
     "srun -N 2 ⟦torchrun --nproc_per_node 4 → ddplaunch run 4 --⟧ t.py",
     "mpirun -np 2 -H a,b ⟦torchrun → ddplaunch run 1 --⟧ t.py",
-    "uv run ⟦torchrun → ddplaunch run 1 --⟧ t.py",
-    "/opt/py/bin/python -m ⟦torch.distributed.run → ddplaunch run 1 --⟧ t.py",
     (
         "srun ⟦-N2 --ntasks-per-node=4 -c 8 --gres=gpu:4 python → --gres=gpu:4 --nodes=2 --ntasks-per-node=1 "
         "--ntasks=2 --cpus-per-task=32 ddplaunch run 4 --⟧ t.py"
     ),
     "srun ⟦-N 1 -n 2 python → --nodes=1 --ntasks-per-node=1 --ntasks=1 ddplaunch run 2 --⟧ -m pkg.t",
-    "srun ⟦-N 1 -n 2 → --nodes=1 --ntasks-per-node=1 --ntasks=1 ddplaunch run 2 --⟧ python -O t.py",
     "srun ⟦-N 1 -n 2 → --nodes=1 --ntasks-per-node=1 --ntasks=1 ddplaunch run 2 --⟧ ./step --x",
     "xargs -n1 ⟦torchrun → ddplaunch run 1 --⟧ t.py < list",
-    (
-        "⟦python -m torch.distributed.launch --nproc_per_node 2 t.py → ddplaunch run 2 -- t.py "
-        "'--local-rank=${local_rank}'⟧ --x"
-    ),
 ]
 
 
@@ -99,11 +77,9 @@ def test_a_script(marked: str) -> None:
     ("script", "line"),
     [
         ("x\ntorchrun $OPTIONS t.py\n", 2),
-        ("torchrun $(cat options) t.py\n", 1),
         ("N=1\nN=$2\nD='--nproc_per_node 2'\nD+=' --nnodes 2'\n\ntorchrun $D t.py\n", 6),
         ('eval "torchrun t.py \\"$x\\""\n', 1),
         ("bash -c 'python -m torch.distributed.launch --nproc_per_node 2 t.py'\n", 1),
-        ('docker run img bash -c "python -m torch.distributed.launch t.py"\n', 1),
         ("mpirun -np 2 bash -c 'python t.py'\n", 1),
         ("D='--nproc_per_node 2'\n. ./size.sh\ntorchrun $D t.py\n", 3),
         ('x\nsrun -N 1 -n 2 bash -lc "python t.py \\${SLURM_PROCID}"\n', 2),
@@ -111,16 +87,10 @@ def test_a_script(marked: str) -> None:
         ("\ntorchrun --master_addr=<the address> --nnodes=2 t.py\n", 2),
         ('x\ntorchrun "$@"\n', 2),
         ('A=($1)\nA+=($2)\ntorchrun "${A[@]}"\n', 3),
-        ("\neval torchrun $OPTIONS t.py\n", 2),
         ("eval python -m torch.distributed.launch --nproc_per_node 2 t.py\n", 1),
         ('D="--nproc_per_node $N"\nN=2\ntorchrun $D t.py\n', 3),
-        ("A=($A --nnodes 2)\ntorchrun ${A[@]} t.py\n", 2),
-        ("\ntorchx run dist.ddp -j 1x4 --script t.py\n", 2),
         ('\nC="torchrun --nproc_per_node 2 t.py"\n$C --x\n', 2),
-        ('\nC="torchrun t.py --to "a b""\neval "$C"\n', 2),
-        ('\nC=(accelerate launch t.py)\n"${C[@]}"\n', 2),
         ('L="python \\\n -m torch.distributed.run"\nsrun --ntasks-per-node=2 bash -c "$L t.py"\n', 1),
-        ("if x; then\n  L=deepspeed\nfi\nexec $L t.py\n", 2),
     ],
 )
 def test_what_cannot_be_known_stays_and_is_said_at_its_line(script: str, line: int) -> None:
@@ -152,7 +122,6 @@ def test_what_no_grammar_takes_is_said_once_where_it_stays() -> None:
         ('echo "never closed\n', "stands from line 1 on means"),
         ("torchrun train.py\ncase $x in\n a) echo\necho done\n", "stands from line 1 on means"),
         ("torchrun train.py \\\n  --amp \\\n", None),  # bash takes a backslash at the end
-        ("torchrun train.py\n", None),
     ],
 )
 def test_where_a_script_is_no_whole_commands_is_said(text: str, lines: str | None) -> None:
@@ -175,11 +144,8 @@ EXPORTED = {
     "launch",
     [
         "torchrun --standalone --nproc_per_node 2",
-        "torchrun --nproc_per_node 2 --rdzv_endpoint localhost:0",
         "torchrun --nnodes 2 --node_rank 0 --master_addr 127.0.0.1",
         "torchrun --nnodes 2 --rdzv_backend c10d --rdzv_endpoint 127.0.0.1:29400",
-        "python -m torch.distributed.launch --nproc_per_node 2",
-        "accelerate launch --num_processes 2",
         "accelerate launch --num_processes 4 --num_machines 2 --machine_rank 0 --main_process_ip 127.0.0.1",
     ],
 )

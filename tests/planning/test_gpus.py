@@ -80,9 +80,7 @@ def shown(nvml: NvmlFacts, value: str | None, order: str | None = None) -> list[
     [
         (None, [0, 1, 2, 3], (), ()),
         ("", [], (), ()),
-        ("  ", [], (), ()),
         ("2,0", [2, 0], (), ()),
-        (" 1 , 3 ", [1, 3], (), ()),
         ("1gpu,+2", [1, 2], (), ()),  # as strtoul reads it
         ("-1", [], (), ()),
         ("0,-1,2", [0], (), ("2",)),
@@ -90,7 +88,6 @@ def shown(nvml: NvmlFacts, value: str | None, order: str | None = None) -> list[
         ("0,,2", [0], ("",), ("2",)),
         ("none", [], ("none",), ()),
         ("99999999999999999999999", [], ("99999999999999999999999",), ()),
-        ("²", [], ("²",), ()),
         ("1,1", [], ("1 (duplicate)",), ()),
         ("GPU-22aa-2,GPU-00", [2, 0], (), ()),
         ("GPU-", [], ("GPU-",), ()),  # four begin like this
@@ -141,9 +138,7 @@ PARTLY = machine(gpu(0), gpu(1, fault="GPU is lost"), gpu(2, compute_mode="prohi
 @pytest.mark.parametrize(
     ("text", "nvml", "more", "chosen"),
     [
-        ("3,0", FOUR, {}, "3,0"),
         ("3,0", FOUR, {}, "GPU-33aa-3,GPU-00aa-0"),
-        ("GPU-22", FOUR, {}, "GPU-22aa-2"),
         ("0,GPU-22", FOUR, {}, "GPU-00aa-0,GPU-22aa-2"),  # a list of both kinds becomes UUIDs
         ("1", BOTH, {"within": Exported("MIG-a1,MIG-b2")}, "MIG-b2"),  # nvidia-smi has no numbers for them
         ("0,2", MIXED, {"within": Exported(None, order="FASTEST_FIRST")}, "GPU-00aa-0,GPU-22aa-2"),
@@ -153,7 +148,6 @@ PARTLY = machine(gpu(0), gpu(1, fault="GPU is lost"), gpu(2, compute_mode="prohi
         ("0", BOTH, {}, "0"),
         ("free:1", BOTH, {}, "0"),
         ("free:1", machine(SPLIT), {"held": ("MIG-a1",)}, "MIG-b2"),
-        ("MIG-b2", BOTH, {}, "MIG-b2"),
         ("free:2", USED, {}, "1,2"),  # little memory first, in the order of PCI
         ("free:4", USED, {}, "0,1,2,3"),
         ("free", USED, {"wanted": 1}, "1"),
@@ -170,15 +164,12 @@ def test_what_cuda_visible_devices_becomes(text: str, nvml: NvmlFacts, more: dic
     ("requested", "devices", "chosen", "note"),
     [
         ("3,4,5", "3,4,5", "3,4,5", "`--gpus` counts as nvidia-smi does, within CUDA_VISIBLE_DEVICES=3,4,5 from ann"),
-        ("5,3", "3,4,5", "5,3", "counts as nvidia-smi does"),
         ("3", "GPU-55,GPU-33", "GPU-33", "counts as nvidia-smi does"),
         ("0,2", "3,4,5", "3,5", "`--gpus` counts positions in CUDA_VISIBLE_DEVICES=3,4,5 from ann; nvidia-smi's"),
         ("0,1", "1,2", "1,2", "nvidia-smi's numbers are 1,2"),  # 0 is not among 1,2: both count by position
         ("1", "1,2", "1", "; by position there it would be 2"),
         ("1,2", "1,2,3", "1,2", "; by position there it would be 2,3"),
-        ("GPU-44", "3,4,5", "GPU-44", "`--gpus` chooses within CUDA_VISIBLE_DEVICES=3,4,5 from ann"),
         ("free:2", "6,3,4", "3,4", "`--gpus` chooses within CUDA_VISIBLE_DEVICES=6,3,4 from ann"),
-        ("free:1", "GPU-55,GPU-33", "GPU-33", "chooses within"),
     ],
 )
 def test_numbers_are_those_of_nvidia_smi_where_all_are_exported_and_positions_where_not(
@@ -211,10 +202,8 @@ SLURM = {"SLURM_JOB_ID": "7", "CUDA_VISIBLE_DEVICES": "2,3", "SLURM_STEP_GPUS": 
         (SLURM, (), "2,3", "Slurm"),
         ({**SLURM, "SLURM_STEP_GPUS": "", "GPU_DEVICE_ORDINAL": "2,3"}, (), "2,3", "Slurm"),
         ({**SLURM, "CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_ON_NODE": "2"}, (), "0,1", "Slurm"),
-        ({**SLURM, "SLURM_STEP_GPUS": "", "SLURM_JOB_GPUS": "2,3"}, (), "2,3", "Slurm"),
         ({**SLURM, "CUDA_VISIBLE_DEVICES": "3"}, (), "3", "the shell's environment"),  # the batch script narrowed it
         (SLURM, (("CUDA_VISIBLE_DEVICES", "2", Source("flag", "--env")),), "2", "`--env`"),
-        ({}, (("CUDA_VISIBLE_DEVICES", "2", Source("flag", "--env-file a.env")),), "2", "`--env-file a.env`"),
         ({}, (("CUDA_VISIBLE_DEVICES", "2", Source("profile", "ddplaunch.toml")),), "2", "ddplaunch.toml"),
         ({}, (("CUDA_VISIBLE_DEVICES", "2", Source("Slurm", "this task's own GPUs")),), "2", "Slurm"),
     ],
