@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ddplaunch.machine.facts import Facts
 from ddplaunch.planning.launch import Launch, Variable
-from ddplaunch.scaling.numbers import Assumption, Numbers
+from ddplaunch.scaling.numbers import Numbers
 from ddplaunch.ui.launch_view import launch_rows, number_text, passed_text
 from ddplaunch.ui.shell import command_lines
+from ddplaunch.ui.speech import findings_text
 from ddplaunch.ui.table import panel, section, table
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.codec import plain
-from ddplaunch.values.finding import Finding
+from ddplaunch.values.finding import Finding, Severity
 from ddplaunch.values.resolved import Resolved, Source, value_of
 from ddplaunch.values.secrets import hide_json, hide_value, hide_words
 
@@ -44,31 +46,52 @@ def resolved_numbers(numbers: Numbers) -> dict[str, Resolved[Any]]:
     return {name: value for name in _NUMBER_TITLES if (value := getattr(numbers, name)) is not None}
 
 
-def plan_text(launch: Launch, terminal: Terminal, *, facts: Facts | None = None) -> str:
-    """Return what ``run`` would decide, as tables; with ``--verbose`` in full, including each variable."""
+_SCREEN = 38  # most lines of a plan with its findings, before one that says how many were left out
+
+
+def plan_text(
+    launch: Launch, terminal: Terminal, findings: Sequence[Finding] = (), facts: Facts | None = None
+) -> tuple[list[Finding], str]:
+    """Return the findings and what ``run`` would decide, as tables; with ``--verbose`` in full, with each variable.
+
+    Else on one screen: beyond it warnings lose reason and fix, the script's last, then sections are left out. Errors,
+    the summary, and what is passed stay.
+    """
     placement, rows, verbose = launch.placement, launch_rows(launch, facts), value_of(launch.options.verbose, False)
     rows["cpus"] = f"{placement.text} ({placement.source})" if placement.text else ""
     summary = [(label, text) for label, text in rows.items() if label != "pass" and not (verbose and label == "env")]
     variables = [(one.name, f"{_value(one) or '(removed)'}: {one.reason} ({one.source})") for one in launch.environment]
     command = [] if launch.target is None else command_lines(launch.argv, terminal.width - 4)
+    passed = panel([(one.number, passed_text(one)) for one in launch.passed], terminal)
+    lines = section("launch", panel(summary, terminal), terminal) + section("passed to the script", passed, terminal)
     parts = {
-        "launch": panel(summary, terminal),
-        "numbers": _numbers(launch, terminal),
-        "passed to the script": panel([(one.number, passed_text(one)) for one in launch.passed], terminal),
+        "numbers": _numbers(launch, terminal, verbose),
         "environment": panel(variables if verbose else (), terminal),
         "command": [f"  {line}" for line in command],
         "assumptions": [
-            line for one in _that_matter(launch) for line in terminal.lines(f"{one.text} ({one.source})", "  ", "    ")
+            line
+            for one in launch.numbers.assumptions
+            if verbose or rows["lr"] or rows["steps"]  # a number that they are about arrives
+            for line in terminal.lines(f"{one.text} ({one.source})", "  ", "    ")
         ],
     }
-    return terminal.page([line for title, body in parts.items() for line in section(title, body, terminal)][:-1])
+    room = 1000 if verbose else _SCREEN
+    shown, more = list(findings), findings_text(findings, terminal).count("\n")
+    for place, one in enumerate(findings):
+        if one.severity is Severity.WARNING and len(lines) + findings_text(shown, terminal).count("\n") > room:
+            shown[place] = replace(one, why="", fix="")
+    height = findings_text(shown, terminal).count("\n")
+    more -= height
+    for title, body in parts.items():
+        part = section(title, body, terminal)
+        if height + len(lines) + len(part) <= room:
+            lines += part
+        else:
+            more += len(part)
+    return shown, terminal.page([*lines, f"{more} more lines: `--verbose`"] if more else lines[:-1])
 
 
-# Computed numbers that the summary does not already show with a formula.
-_COMPUTED = ("warmup_steps", "steps_per_epoch", "dropped", "padded")
 _OF_A_SIZE = ("world_size", "global_batch_size", "lr", "steps_per_epoch")
-# Numbers of the same subject as one that does not arrive, which the summary tells.
-_OF_MISSING = {"lr": ("base_lr", "lr", "lr_scaling"), "warmup_steps": ("base_warmup", "warmup_steps")}
 _OF_DOUBTS = {name: (name, "global_batch_size") for name in ("batch_size", "accum", "world_size")}
 
 
@@ -79,15 +102,12 @@ def _number(name: str, launch: Launch) -> str:
     return "" if number is None else number_text(number.value) + "?" * (name in doubted)
 
 
-def _numbers(launch: Launch, terminal: Terminal) -> list[str]:
-    """Return the numbers with their sources; without ``--verbose`` only given ones and those shown nowhere else."""
-    verbose = value_of(launch.options.verbose, False)
-    missing = {name for each in launch.missing for name in _OF_MISSING.get(each.number, (each.number,))}
+def _numbers(launch: Launch, terminal: Terminal, verbose: bool) -> list[str]:
+    """Return the numbers with their sources; not ``verbose`` those that were neither typed nor are in the summary."""
     rows = [
         {"number": _NUMBER_TITLES[name], "value": _number(name, launch), "source": str(number.source)}
         for name, number in resolved_numbers(launch.numbers).items()
-        if verbose or (name not in missing and (name in _COMPUTED or number.source.kind not in ("default", "computed")))
-        if verbose or name != "world_size"
+        if verbose or name in ("dropped", "padded") or number.source.kind not in ("flag", "default", "computed")
     ]
     return table(rows, terminal, ("value",))
 
@@ -96,15 +116,6 @@ def compare_text(launches: Sequence[Launch], terminal: Terminal) -> str:
     """Return the numbers that follow from the size, a row for each launch."""
     rows = [{_NUMBER_TITLES[name]: _number(name, launch) for name in _OF_A_SIZE} for launch in launches]
     return terminal.page(table(rows, terminal, rows[0]))
-
-
-def _that_matter(launch: Launch) -> list[Assumption]:
-    """Return the assumptions; without ``--verbose`` none on scaling where no scaled number arrives."""
-    numbers, missing = launch.numbers, {each.number for each in launch.missing}
-    scaled = {"lr": numbers.base_lr, "warmup_steps": numbers.base_warmup}
-    arrive = any(base and name not in missing for name, base in scaled.items())
-    every = arrive or value_of(launch.options.verbose, False)
-    return [one for one in numbers.assumptions if every or not one.text.startswith("base_")]
 
 
 def _value(variable: Variable) -> str | None:

@@ -26,7 +26,9 @@ def finding_text(finding: Finding, terminal: Terminal, story: Sequence[str] = ()
     lines += story
     if finding.why:
         lines += terminal.lines(finding.why, "  why: ", newlines=True)
-    return terminal.page([*lines, *terminal.lines(called(finding.fix), "  fix: ", newlines=True)])
+    if finding.fix:
+        lines += terminal.lines(called(finding.fix), "  fix: ", newlines=True)
+    return terminal.page(lines)
 
 
 def called(text: str) -> str:

@@ -53,7 +53,13 @@ def sample() -> Launch:
 
 
 FINDING = warning("gpu-busy", f"GPU 0 is held by `x.py --api-key {SECRET}`", why=f"password={SECRET}", fix="f")
-GIVEN: dict[str, Any] = {"terminal": Terminal(80), "findings": (FINDING,), "facts": facts(), "record": "x"}
+GIVEN: dict[str, Any] = {
+    "terminal": Terminal(80),
+    "findings": (FINDING,),
+    "facts": facts(),
+    "record": "x",
+    "verbose": True,
+}
 SHOWS_A_LAUNCH = [
     (module, name)
     for module in (launch_view, plan_view, shell)
@@ -65,7 +71,7 @@ SHOWS_A_LAUNCH = [
 @pytest.mark.parametrize(("module", "name"), SHOWS_A_LAUNCH, ids=lambda each: getattr(each, "__name__", each))
 def test_nothing_that_shows_a_launch_shows_its_secrets(module: Any, name: str) -> None:
     function = getattr(module, name)
-    if name == "launch_panel":  # what it says of findings has to be pasted by the one who typed; records hide it
+    if name in ("launch_panel", "plan_text"):  # who typed has to paste what findings say; records hide it
         function = partial(function, findings=())
     given = {key: GIVEN[key] for key in inspect.signature(getattr(module, name)).parameters if key in GIVEN}
     given.update(getattr(function, "keywords", {}))

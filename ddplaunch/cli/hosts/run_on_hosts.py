@@ -97,7 +97,7 @@ def _print(planned: Planned, printed: str) -> int:
         answer_json({"schema": 1, "hosts": plans, "findings": plain(planned.findings)})
     elif printed == "plan":
         for part in planned.parts:
-            answer(f"{part.report.name}\n{plan_text(part.launch, terminal, facts=part.report.facts)}\n")
+            answer(f"{part.report.name}\n{plan_text(part.launch, terminal, facts=part.report.facts)[1]}\n")
     else:
         for part in planned.parts:
             answer(f"# on {part.report.name}, in {part.report.cwd}\n{dry_run_text(part.launch)}\n")

@@ -34,8 +34,11 @@ COMMAND = Command(
 def plan(typed: TypedLaunch, json: bool | None, compare: str | None, **hosts: Any) -> int:
     """Print the plan, or the numbers of several sizes. ``hosts`` are the flags that name other machines."""
     if compare and (json or names_hosts(hosts)):
-        what = "`--compare` with `--json`, or with other hosts"
-        raise usage(what, why="it is a table of this machine's numbers", fix="leave one of them out")
+        raise usage(
+            "`--compare` with `--json`, or with other hosts",
+            why="it is a table of this machine's numbers",
+            fix="leave one of them out",
+        )
     if names_hosts(hosts):
         from ddplaunch.cli.hosts import plan_hosts, run_on_hosts  # needed only for other hosts
 
@@ -44,14 +47,15 @@ def plan(typed: TypedLaunch, json: bool | None, compare: str | None, **hosts: An
     target = None if typed.script is None else parse_target(typed.script)
     terminal = Terminal.of(sys.stdout)
     if compare is not None:
-        counts = [Resolved(size, Source("flag", "--compare")) for size in compare.split(",")]
-        sizes = [replace(typed, said={**typed.said, "nproc": count}) for count in counts]
+        source = Source("flag", "--compare")
+        sizes = [replace(typed, said={**typed.said, "nproc": Resolved(size, source)}) for size in compare.split(",")]
         answer(compare_text([prepare(with_configuration(size), target).launch for size in sizes], terminal))
         return ExitStatus.DONE
     prepared = prepare(with_configuration(typed), target)
-    tell_findings(prepared.findings)
+    findings, text = plan_text(prepared.launch, terminal, prepared.findings, prepared.facts)
+    tell_findings(findings)
     if json:
         answer_json(plan_json(prepared.launch, prepared.findings))
     else:
-        answer(plan_text(prepared.launch, terminal, facts=prepared.facts))
+        answer(text)
     return ExitStatus.DONE
