@@ -110,9 +110,10 @@ PREFIXES = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "TORCH_GLOO_", "TORCH_DIST", "T
 GENERAL_PREFIXES = ("CUDA_", "OMP_", "MKL_NUM_", "PYTORCH_", "MASTER_", "NODE_")
 
 
-_TIMEOUT_FIX = "pass `timeout=datetime.timedelta(minutes=30)` to `init_process_group` in the script"
+_TIMEOUT_FIX = "pass `timeout=datetime.timedelta(seconds={seconds})` to `init_process_group` in the script"
 
-# Names that guides export although nothing reads them (any more): why, and what to do instead.
+# Names that guides export although nothing reads them (any more): why, and what to do instead, with the {seconds} that
+# the user meant.
 INEFFECTIVE: dict[str, tuple[str, str]] = {
     "NCCL_TIMEOUT": ("neither NCCL nor torch reads it; collectives still time out after 10 minutes", _TIMEOUT_FIX),
     "TORCH_NCCL_TIMEOUT": ("torch does not read it; collectives still time out after 10 minutes", _TIMEOUT_FIX),

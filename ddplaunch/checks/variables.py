@@ -168,6 +168,7 @@ def ineffective_variable(
     for setting in user_variables(environment, launch).values():
         if setting.name in INEFFECTIVE and not _read_by(script, setting.name):
             why, instead = INEFFECTIVE[setting.name]
+            instead = instead.format(seconds=setting.value if setting.value.isdecimal() else 1800)
             yield from _about(setting, "ineffective-variable", f"{setting.typed} has no effect", why, f"; {instead}")
 
 

@@ -36,7 +36,12 @@ IN_BOTH = (
             ("MASTER_ADDRESS", "MASTER_ADDR"),
         )
     ),
-    fires("ineffective-variable", "NCCL_TIMEOUT=3600 has no effect", "warning", **exporting(NCCL_TIMEOUT="3600")),
+    fires(
+        "ineffective-variable",
+        "NCCL_TIMEOUT=1h has no effect … seconds=1800",
+        "warning",
+        **exporting(NCCL_TIMEOUT="1h"),
+    ),
     fires("ineffective-variable", "THRESHOLD=0 has no effect", "warning", **exporting(NCCL_TREE_THRESHOLD="0")),
 )
 MINE = Variable("NCCL_TIMEOUT", "60", Source("flag", "--env-file job.env"), "yours")
@@ -45,7 +50,7 @@ BY_ENV = healthy_launch(options=Options(env=(Resolved(("NCCL_TIMEOUT", "60"), So
 SEVERAL = healthy_launch(topology=topology(8, 2))
 ON_CPU = healthy_launch(device=Resolved("cpu", Source("flag")))
 CASES = (
-    fires("ineffective-variable", "--env … drop `NCCL_TIMEOUT=60` from --env", "warning", launch=BY_ENV),
+    fires("ineffective-variable", "--env … drop `NCCL_TIMEOUT=60` from --env … seconds=60", "warning", launch=BY_ENV),
     fires(
         "ineffective-variable",
         "--env-file job.env",
