@@ -60,50 +60,16 @@ def test_an_exception_of_a_thread_ended_the_thread() -> None:
 
 
 def test_messages_have_their_meaning_and_a_fix() -> None:
+    """By the texts of `families/unsaid.toml`, whose examples are tried in ``test_signatures``."""
     cases = {
-        "RuntimeError: Parent directory runs/7 does not exist.": ("makes no folders", "os.makedirs('runs/7'"),
-        "IsADirectoryError: [Errno 21] Is a directory: 'checkpoints/last'": (
-            "a folder stands",
-            "`ls checkpoints/last`",
-        ),
-        "EOFError: EOF when reading a line": ("nobody types", "as an argument"),
-        "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use "
-        "the 'spawn' start method": ("workers are forked", 'multiprocessing_context="spawn"'),
-        "RuntimeError: No backend type associated with device type cpu": ("is on the CPU", "'cpu:gloo,cuda:nccl'"),
-        "RuntimeError: No backend type associated with device type cuda": ("is on a GPU", "'nccl'"),
-        "KeyError: 'WANDB_API_KEY'": ("variable of the environment", "`--env WANDB_API_KEY=VALUE`"),
-        "RuntimeError: Expected all tensors to be on the same device, but found two devices, cuda:1 and cpu!": (
-            "one tensor is on cuda:1, the other on cpu",
-            "set_device",
-        ),
         "RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x512 and 768x10)": (
-            "takes 768 features and was given 512",
-            "for 512 features",
+            *("takes 768 features and was given 512", "for 512 features"),
         ),
-        "RuntimeError: The size of tensor a (8) must match the size of tensor b (6) at non-singleton dimension 0": (
-            "in dimension 0 one tensor has 8 elements, the other 6",
-            "drop_last",
-        ),
-        "AttributeError: 'DistributedDataParallel' object has no attribute 'encode'": (
-            "is wrapped",
-            "`model.module.encode`",
-        ),
-        "ValueError: DistributedDataParallel device_ids and output_device arguments only work with single-device/"
-        "multiple-device GPU modules or CPU modules, but got device_ids [device(type='cpu')], output_device None, and "
-        "module parameters {device(type='cpu')}.": ("on the CPU", "device_ids"),
-        "ValueError: SyncBatchNorm layers only work with GPU modules": ("on the CPU", "SyncBatchNorm"),
         "RuntimeError: DataLoader worker (pid 4142) is killed by signal: Terminated. ": (
-            "a signal ended a process of rank 1's DataLoader (Terminated)",
-            "",
+            *("a signal ended a process of rank 1's DataLoader (Terminated)", ""),
         ),
-        "AttributeError: 'NoneType' object has no attribute 'size'": ("before `.size` is None", "`if` on the rank"),
-        "TypeError: Trainer.__init__() got an unexpected keyword argument 'tokenizer'": (
-            "takes no `tokenizer`",
-            "pip list",
-        ),
-        "AttributeError: module 'torch.amp' has no attribute 'GradScaler'": (
-            "has no `GradScaler`",
-            "torch.amp.__file__",
+        "RuntimeError: Expected all tensors to be on the same device, but found two devices, cuda:1 and cpu!": (
+            *("one tensor is on cuda:1, the other on cpu", "set_device"),
         ),
     }
     for text, (why, fix) in cases.items():
@@ -111,12 +77,8 @@ def test_messages_have_their_meaning_and_a_fix() -> None:
         assert (found.code, found.rank) == ("script-exception", 1)
         assert why in found.why and fix in found.fixes[0]
     for text in (
-        "ValueError: Parent directory of x is y",
-        "EOFError: Ran dry",
-        "KeyError: 'label'",
-        "KeyError: 'A'",
-        "AttributeError: 'Net' object has no attribute 'encode'",
-        "OSError: [Errno 22] Is a directory: 'x'",
+        *("ValueError: Parent directory of x is y", "EOFError: Ran dry", "KeyError: 'label'", "KeyError: 'A'"),
+        *("AttributeError: 'Net' object has no attribute 'encode'", "OSError: [Errno 22] Is a directory: 'x'"),
     ):
         assert "uncaught exception" in recorded((raised(None, text), ended(1, 1)), (lost(0), told(0))).why
 

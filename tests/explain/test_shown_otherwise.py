@@ -10,6 +10,7 @@ import pytest
 from benchmarks.fault_sets import logs
 from tests.explain.logs import every_code, explained
 
+pytestmark = pytest.mark.slow
 TENTH = 10  # lines of a log in a second
 
 

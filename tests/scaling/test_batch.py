@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 
 from ddplaunch.scaling.compute import compute
 from ddplaunch.scaling.numbers import Numbers
 from ddplaunch.values.resolved import DEFAULT, Resolved, Source
-from tests.scaling.test_learning_rate import ask, counts, refused, value
+from tests.scaling.test_learning_rate import ask, refused, value
 
 
 def test_effective_batch_says_its_formula() -> None:
@@ -69,23 +67,3 @@ def test_three_that_disagree_are_refused_with_the_product() -> None:
     text = refused(ask(4, global_batch_size=64, batch_size=8, accum=4), "batch-disagrees")
     assert "8 × 4 × 4 is 128" in text
     assert "`--global-batch-size 128`" in text
-
-
-@settings(max_examples=30)
-@given(counts, counts, counts)
-def test_global_batch_inverts_the_effective_batch(world: int, batch: int, accum: int) -> None:
-    whole = value(compute(ask(world, batch_size=batch, accum=accum)).global_batch_size)
-    assert value(compute(ask(world, global_batch_size=whole, batch_size=batch)).accum) == accum
-    assert value(compute(ask(world, global_batch_size=whole, accum=accum)).batch_size) == batch
-
-
-@settings(max_examples=30)
-@given(st.integers(1, 10**6), counts, counts)
-def test_every_neighbour_that_is_named_divides(whole: int, world: int, batch: int) -> None:
-    assume(whole % (world * batch))
-    text = refused(ask(world, global_batch_size=whole, batch_size=batch), "batch-does-not-divide")
-    named = [int(part.split("`")[0]) for part in text.split(" | ")[2].split("--global-batch-size ")[1:]]
-    below = whole - whole % (world * batch)
-    assert named == [size for size in (below, below + world * batch) if size]
-    for size in named:
-        assert value(compute(ask(world, global_batch_size=size, batch_size=batch)).global_batch_size) == size
