@@ -69,49 +69,25 @@ def of_run(command: str, receives: tuple[str, ...], typed: str = "", **numbers: 
 
 
 SIZES = {"batch_size": 8, "world_size": 2, "global_batch_size": 16}
+SAME = "same effective batch of 16 in less memory: `ddplaunch run 2 %s`"
+IN_THE_SCRIPT = "a smaller batch, in the script itself: no option was found by which it takes one"
+HALF = "an effective batch of 8 in the place of 16, since the script does not accumulate: `ddplaunch run 2 %s`"
 
 
 @pytest.mark.parametrize(
     ("command", "receives", "typed", "fix"),
     [
-        (
-            "ddplaunch run 2 --batch-size 8 -- t.py",
-            ("batch_size", "accum"),
-            "",
-            "same effective batch of 16 in less memory: `ddplaunch run 2 --batch-size 4 --accum 2 -- t.py`",
-        ),
-        (
-            "ddplaunch run 2 --global-batch-size 16 -- t.py",
-            ("batch_size",),
-            "",
-            "an effective batch of 8 in the place of 16, since the script does not accumulate: "
-            "`ddplaunch run 2 --batch-size 4 -- t.py`",
-        ),
-        (
-            "ddplaunch run 2 -- t.py --bs 8 --x",
-            ("accum",),
-            "--bs",
-            "same effective batch of 16 in less memory: `ddplaunch run 2 --accum 2 -- t.py --bs 4 --x`",
-        ),
-        (
-            "ddplaunch run 2 -- t.py --total=16",
-            (),
-            "--total",
-            "an effective batch of 8 in the place of 16, since the script does not accumulate: "
-            "`ddplaunch run 2 -- t.py --total=8`",
-        ),
-        (
-            "ddplaunch run 2 --batch-size 8 -- t.py",
-            (),
-            "",
-            "a smaller batch, in the script itself: no option was found by which it takes one",
-        ),
+        ("--batch-size 8 -- t.py", ("batch_size", "accum"), "", SAME % "--batch-size 4 --accum 2 -- t.py"),
+        ("--global-batch-size 16 -- t.py", ("batch_size",), "", HALF % "--batch-size 4 -- t.py"),
+        ("-- t.py --bs 8 --x", ("accum",), "--bs", SAME % "--accum 2 -- t.py --bs 4 --x"),
+        ("-- t.py --total=16", (), "--total", HALF % "-- t.py --total=8"),
+        ("--batch-size 8 -- t.py", (), "", IN_THE_SCRIPT),
     ],
 )
 def test_out_of_memory_advice_is_what_the_script_can_receive(
     command: str, receives: tuple[str, ...], typed: str, fix: str
 ) -> None:
-    assert of_run(command, receives, typed, **SIZES) == fix
+    assert of_run(f"ddplaunch run 2 {command}", receives, typed, **SIZES) == fix
 
 
 def test_no_command_is_made_up() -> None:

@@ -62,6 +62,9 @@ ALL_STEPS = "".join(f"step {step}/50 loss 0.5\n" for step in range(1, 51))
 GPU_FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 TOO_MANY_FILES = "OSError: [Errno 24] Too many open files"
 TOLD_TO_END = "W1 10:55:17.9 3047 torch/distributed/elastic/api.py:7] Received 15 death signal, shutting down workers\n"
+OTHERS_ENDED = summary((2, -9, 12), (1, -15, 11), (0, 1, 10))
+BOTH_ABORTED = failed(-6, 0, 10) + summary((1, -6, 11), (0, -6, 10))
+KILLED, UNSUCCESSFUL = failed(-9, 1, 12) + summary((1, -9, 12)), "The job did not complete successfully.\n"
 FORCED = "W0 9 torch/x.py:1] Unable to shutdown process 12 via 15, forcefully exiting via 9\n"
 TEARDOWN = "[rank0]:[W303 ProcessGroupNCCL.cpp:1496] Warning: WARNING: destroy_process_group() was not called before\n"
 WARNED = "WARNING: could not load the optional plugin\n" + raised(None, "ModuleNotFoundError: No module named 'apex'")
@@ -90,11 +93,7 @@ STORE_LOST = (
     ("text", "code", "rank"),
     [
         # what the agent did to the other ranks
-        (
-            FORCED + raised(0, "ValueError: x") + failed(1, 0, 10) + summary((2, -9, 12), (1, -15, 11), (0, 1, 10)),
-            "script-exception",
-            0,
-        ),
+        (FORCED + raised(0, "ValueError: x") + failed(1, 0, 10) + OTHERS_ENDED, "script-exception", 0),
         # tiers, and within a tier the first failure
         (raised(0, "RuntimeError: something odd") + raised(1, GPU_FULL), "cuda-out-of-memory", 1),
         (raised(2, GPU_FULL) + raised(5, TOO_MANY_FILES), "cuda-out-of-memory", 2),
@@ -103,11 +102,7 @@ STORE_LOST = (
         # the rank that is missing among the time-outs, and the aborts that time-outs end in
         ("world_size=4\n" + watchdog(0) + watchdog(1) + watchdog(3), "collective-timeout", 2),
         (watchdog(0) + watchdog(1), "collective-timeout", None),
-        (
-            watchdog(0) + watchdog(1) + failed(-6, 0, 10) + summary((1, -6, 11), (0, -6, 10)),
-            "collective-timeout",
-            None,
-        ),
+        (watchdog(0) + watchdog(1) + BOTH_ABORTED, "collective-timeout", None),
         # ranks in different collectives
         (watchdog(0) + watchdog(1, op="BROADCAST"), "collective-mismatch", None),
         (watchdog(0) + watchdog(1, numel=8192), "collective-mismatch", None),
@@ -151,11 +146,7 @@ STORE_LOST = (
         # survivors alone tell nothing
         (lost(0) + lost(1), "unknown", None),
         # what is cut or not completed has failed
-        (
-            "slurmstepd: error: Detected 2 oom_kill events in StepId=7.0.\nThe job did not complete successfully.\n",
-            "host-out-of-memory",
-            None,
-        ),
+        ("slurmstepd: error: Detected 2 oom_kill events in StepId=7.0.\n" + UNSUCCESSFUL, "host-out-of-memory", None),
         ("RuntimeError: DataLoader worker (pid(s) 164244) exited unexpectedly\n", "script-exception", None),
         # test suites print failures of others, and early stopping is an end
         (f"test_oom PASSED\nsaid: [rank0]: {GPU_FULL}\ntest_kill PASSED\n== 41 passed in 12.3s ==\n", None, None),
@@ -178,11 +169,7 @@ STORE_LOST = (
         # nobody else is there who could have quoted the only line
         (f'log: "{GPU_FULL}"\n', "cuda-out-of-memory", None),
         (f'log: "{GPU_FULL}"\n' + STEPS + "done\n", None, None),
-        (
-            FLAKY + "rank 0 step 5\nrank 0 step 10\n" + lost(0) + failed(-9, 1, 12) + summary((1, -9, 12)),
-            "script-exception",
-            1,
-        ),
+        (FLAKY + "rank 0 step 5\nrank 0 step 10\n" + lost(0) + KILLED, "script-exception", 1),
     ],
 )
 def test_cause_and_rank(text: str, code: str | None, rank: int | None) -> None:

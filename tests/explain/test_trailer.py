@@ -29,24 +29,19 @@ def test_what_the_agent_ended_is_marked() -> None:
     assert not killed.by_agent
 
 
+STARTED = "['python', '--local_rank=1']"
+
+
 @pytest.mark.parametrize(
     ("line", "code", "rank"),
     [
-        (
-            "subprocess.CalledProcessError: Command '['python', '--local_rank=1']' returned non-zero exit status 1.",
-            1,
-            None,
-        ),
-        ("subprocess.CalledProcessError: Command '['python']' died with <Signals.SIGSEGV: 11>.", -11, None),
-        (
-            "[2025-06-03 11:18:55,006] [ERROR] [launch.py:3] ['python', '--local_rank=1'] exits with return code = -9",
-            -9,
-            None,
-        ),
+        (f"subprocess.CalledProcessError: Command '{STARTED}' returned non-zero exit status 1.", 1, None),
+        (f"subprocess.CalledProcessError: Command '{STARTED}' died with <Signals.SIGSEGV: 11>.", -11, None),
+        (f"[2025-06-03 11:18:55,006] [ERROR] [launch.py:3] {STARTED} exits with return code = -9", -9, None),
         ("torch.multiprocessing.spawn.ProcessExitedException: process 2 terminated with signal SIGKILL", -9, 2),
         ("torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with exit code 3", 3, 0),
         (
-            "mpirun noticed that process rank 9 with PID 60014 on node gpu-7 exited on signal 11 (Segmentation fault).",
+            "mpirun noticed that process rank 9 with PID 60014 on node a exited on signal 11 (Segmentation fault).",
             -11,
             9,
         ),

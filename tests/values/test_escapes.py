@@ -22,15 +22,10 @@ ACTED_ON = (
     *("\x1b[12;", "\x1b", "\x1b\x1b]0;x\x07"),
 )
 BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-KEPT = [
-    "plain",
-    "tab\tand line\nand\r",
-    "\x1b[31mred\x1b[0m",
-    "\x1b[1;38;5;208mbold\x1b[m",
-    "\x1b[38:2::1:2:3mx\x1b[39m",
-    "Grüße, 世界, 👩‍🔬, ██▏ 10%",
-    "[0m is no sequence",
-]
+KEPT = (
+    *("plain", "tab\tand line\nand\r", "\x1b[31mred\x1b[0m", "\x1b[1;38;5;208mbold\x1b[m"),
+    *("\x1b[38:2::1:2:3mx\x1b[39m", "Grüße, 世界, 👩‍🔬, ██▏ 10%", "[0m is no sequence"),
+)
 
 
 @pytest.mark.parametrize("sequence", ACTED_ON, ids=ascii)
