@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import skip
-from tests.hosts.launching import clean_environment
+from tests.hosts.launching import clean_environment, ddplaunch, run_to_end
 from tests.readme_blocks import samples
 
 pytestmark = pytest.mark.slow
@@ -36,17 +34,8 @@ def test_ranks_train_together_by_the_planned_numbers(command: str, tmp_path: Pat
             skip(f"{package} is not installed")
     for name, text in samples(PAGE).items():
         tmp_path.joinpath(name).write_text(text, encoding="utf-8")
-    launched = subprocess.run(
-        [sys.executable, "-m", "ddplaunch", *shlex.split(command)],
-        cwd=tmp_path,
-        env=clean_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=550,
-        check=False,
-    )
-    assert launched.returncode == 0, launched.stdout
+    status, said = run_to_end(ddplaunch(*shlex.split(command)), tmp_path, clean_environment(), 550)
+    assert status == 0, said
     record = tmp_path / ".ddplaunch" / "latest"
     outcome = json.loads((record / "outcome.json").read_text(encoding="utf-8"))
     notes = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(record.rglob("*.observed.json"))]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import os
 import re
-import subprocess
 import sys
 import threading
 from dataclasses import fields
@@ -29,6 +29,7 @@ from scripts.signatures import rules_of
 from tests.agent.guarded import until
 from tests.explain.signature_rules import idle, matched, unfilled
 from tests.golden import accepting
+from tests.hosts.launching import run_to_end
 from tests.readme_blocks import (
     BLOCK,
     PICTURES,
@@ -161,16 +162,9 @@ def test_every_page_is_in_the_sites_navigation() -> None:
 
 @pytest.mark.slow
 def test_the_site_has_no_broken_link_and_is_searched(tmp_path: Path, browser: Any) -> None:
-    built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert built.returncode == 0, built.stdout
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    status, said = run_to_end(words, ROOT, os.environ, 300)
+    assert status == 0, said
     index = json.loads((tmp_path / "site" / "search" / "search_index.json").read_text(encoding="utf-8"))
     found = {entry["location"] for entry in index["docs"] if "shm-too-small" in entry["title"]}
     assert found == {"reference/checks.html#shm-too-small", "reference/codes.html#shm-too-small"}

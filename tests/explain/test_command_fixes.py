@@ -44,16 +44,10 @@ def test_out_of_memory_says_what_its_sizes_tell(
 
 
 def test_out_of_memory_gets_the_whole_command_with_the_same_effective_batch() -> None:
-    fix = first_fix(
-        "/opt/bin/ddplaunch run 4 --batch-size 8 -- train.py --epochs 20",
-        OOM,
-        batch_size=8,
-        world_size=4,
-        global_batch_size=32,
-    )
-    assert (
-        "`ddplaunch run 4 --batch-size 4 --accum 2 -- train.py --epochs 20`" in fix and "effective batch of 32" in fix
-    )
+    command = "/opt/bin/ddplaunch run 4 --batch-size 8 -- train.py --epochs 20"
+    fix = first_fix(command, OOM, batch_size=8, world_size=4, global_batch_size=32)
+    assert "`ddplaunch run 4 --batch-size 4 --accum 2 -- train.py --epochs 20`" in fix
+    assert "effective batch of 32" in fix
     odd = first_fix("ddplaunch run 2 --accum=3 -- t.py --batch-size 6", OOM, batch_size=6, accum=3, world_size=2)
     assert "`ddplaunch run 2 --accum 6 --batch-size 3 -- t.py --batch-size 6`" in odd
     prime = first_fix("ddplaunch run 2 --batch-size 7 -- t.py", OOM, batch_size=7, world_size=2)

@@ -29,11 +29,7 @@ from tests.explain.logs import lines_of, raised
         ("(WorkerDict pid=611, ip=10.0.0.2) step", "step", Speaker(pid=611, host="10.0.0.2")),
         ("(pid=611) step", "step", Speaker(pid=611)),
         ("\x1b[36m(RayTrainWorker pid=7)\x1b[0m [rank2]: x", "x", Speaker(rank=2, pid=7)),
-        (
-            "[80746] [rank0]:[E321 02:07:08.4 ProcessGroupNCCL.cpp:607] x",
-            "[E321 02:07:08.4 ProcessGroupNCCL.cpp:607] x",
-            Speaker(rank=0),
-        ),
+        ("[80746] [rank0]:[E321 02:07:08.4 x.cpp:607] x", "[E321 02:07:08.4 x.cpp:607] x", Speaker(rank=0)),
         ("2026-01-02T03:04:05.678Z   File", "  File", Speaker()),
         ("[E ProcessGroupNCCL.cpp:475] [Rank 4] gone", "[E ProcessGroupNCCL.cpp:475] [Rank 4] gone", Speaker(rank=4)),
         ("blade:70213:70240 [0] NCCL INFO x", "blade:70213:70240 [0] NCCL INFO x", Speaker(host="blade", pid=70213)),

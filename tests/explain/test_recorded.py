@@ -433,20 +433,8 @@ ALL_THREADS = FATAL.format("Floating point exception").replace("\n\n", NO_FRAME,
         ([("", told(0)), ("run.sh: it is gone\n", ended(1, 137))], {"oom_kills": 1}, "host-out-of-memory", 1, ""),
         # of ranks that exit alike the one that speaks for itself
         ([(lost(0), ended(0, 1)), ("giving up: no quota left\n", ended(1, 1, 5.1))], {}, "script-exception", 1, ""),
-        (
-            [("no data\n", ended(at, 7)) for at in (0, 1)],
-            {},
-            "script-exception",
-            None,
-            "ranks ended with exit code 7: no",
-        ),
-        (
-            [*LEFT, (lost(2), ended(2, 1, 9.5))],
-            {},
-            "rank-left-early",
-            None,
-            "ranks 0, 1 left with status 0 while rank 2",
-        ),
+        ([("no data\n", ended(at, 7)) for at in (0, 1)], {}, "script-exception", None, "with exit code 7: no data"),
+        ([*LEFT, (lost(2), ended(2, 1, 9.5))], {}, "rank-left-early", None, "ranks 0, 1 left with status 0 while"),
         ([("done\n", ended(0, 0, 12.0)), (lost(1), ended(1, 1, 11.0))], {}, "unknown", 1, ""),  # after the failure
         ([(BUS + raised(0, "RuntimeError: loader gone"), ended(0, 1)), ("", told(1))], {}, "shm-too-small", 0, ""),
         # what sys.exit prints is the reason, whatever it says

@@ -40,11 +40,7 @@ STARTED = "['python', '--local_rank=1']"
         (f"[2025-06-03 11:18:55,006] [ERROR] [launch.py:3] {STARTED} exits with return code = -9", -9, None),
         ("torch.multiprocessing.spawn.ProcessExitedException: process 2 terminated with signal SIGKILL", -9, 2),
         ("torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with exit code 3", 3, 0),
-        (
-            "mpirun noticed that process rank 9 with PID 60014 on node a exited on signal 11 (Segmentation fault).",
-            -11,
-            9,
-        ),
+        ("mpirun noticed that process rank 9 with PID 614 on node a exited on signal 11 (Segmentation fault).", -11, 9),
         ("srun: error: gpu-4: task 3: Exited with exit code 2", 2, 3),
         ("srun: error: gpu-4: tasks 0-2: Killed", -9, None),
         ("zsh: segmentation fault  python3 train.py", -11, None),
