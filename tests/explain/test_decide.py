@@ -320,11 +320,8 @@ def test_a_lost_connection_that_was_logged_before_is_not_what_ended_the_rank() -
 
 
 def test_a_signal_without_a_reason_of_its_own_is_no_exit() -> None:
-    for signal, words in (
-        ("SIGPROF", "sampling profilers"),
-        ("SIGSTKFLT", "no handler of the rank takes"),
-        ("signal 40", ""),
-    ):
+    meanings = {"SIGPROF": "sampling profilers", "SIGSTKFLT": "no handler of the rank takes", "signal 40": ""}
+    for signal, words in meanings.items():
         found = recorded(("", ended(1, signal)), ("", told(0)))
         assert (found.code, found.rank) == ("unknown", 1) and signal in found.what
         assert words in found.why and "sys.exit" not in found.why + " ".join(found.fixes)
@@ -607,12 +604,8 @@ def test_what_ends_a_rank_at_its_start_is_survived_by_a_run_that_makes_a_step() 
 
 def test_words_of_success_with_a_status_of_failure_are_none() -> None:
     fell = raised(None, "_pickle.UnpicklingError: invalid load key, 'v'.") + failed(1, 1, 11)
-    for word in (
-        "finished with status 1",
-        "completed with exit code 3",
-        "Finished with errors",
-        "done with error code 7",
-    ):
+    words = ("finished with status 1", "completed with exit code 3", "Finished with errors", "done with error code 7")
+    for word in words:
         assert explained(f"{fell}[entrypoint] the container {word}\n").diagnosis is not None
     assert explained("step 1/2\nstep 2/2\nthe container finished with status 0\n").diagnosis is None
 

@@ -62,12 +62,8 @@ def test_pdsh_hosts_are_learned_from_what_follows_them() -> None:
 
 
 def test_a_log_that_is_indented_as_a_whole() -> None:
-    assert [line.text for line in lines_of("    Traceback\n\n      File\n    ValueError: x")] == [
-        "Traceback",
-        "",
-        "  File",
-        "ValueError: x",
-    ]
+    texts = [line.text for line in lines_of("    Traceback\n\n      File\n    ValueError: x")]
+    assert texts == ["Traceback", "", "  File", "ValueError: x"]
 
 
 def test_srun_labels_count_only_where_most_lines_have_them() -> None:

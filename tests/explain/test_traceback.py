@@ -15,11 +15,8 @@ def tracebacks(text: str) -> list[Traceback]:
 
 
 def test_the_last_own_frame_is_named() -> None:
-    frames = [
-        Frame("/home/kim/train.py", 3, "<module>"),
-        Frame("/home/kim/data.py", 9, "read"),
-        Frame(f"{TORCH}/serialization.py", 1, "load"),
-    ]
+    frames = [Frame("/home/kim/train.py", 3, "<module>"), Frame("/home/kim/data.py", 9, "read")]
+    frames.append(Frame(f"{TORCH}/serialization.py", 1, "load"))
     assert own_frame(frames) == "data.py:9 in read"
     assert own_frame(frames[:1]) == "train.py:3"
     assert own_frame(frames[2:]) is None
@@ -109,11 +106,8 @@ def test_what_the_interpreter_ignores_is_marked() -> None:
 
 
 def test_a_traceback_without_its_exception_is_known_as_cut() -> None:
-    for text, cut in (
-        (raised(None, "KeyError: 'a'"), 0),
-        (raised(None, ""), 1),
-        (raised(1, "") + raised(2, "OSError"), 1),
-    ):
+    texts = {raised(None, "KeyError: 'a'"): 0, raised(None, ""): 1, raised(1, "") + raised(2, "OSError"): 1}
+    for text, cut in texts.items():
         collector = Tracebacks()
         for line in lines_of(text):
             collector.feed(line)

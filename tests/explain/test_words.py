@@ -84,24 +84,11 @@ def test_a_code_is_described_mechanism_by_mechanism(call: Call) -> None:  # noqa
     def one(why: str, fix: str, tier: Tier = Tier.CAUSE) -> Signature:
         return Signature("c", tier, "what", example=f"as {why}", why=why, fixes=(fix,))
 
-    shown = (
-        one("a", "do `ls {path}`"),
-        one("b", "do `ls {path}`"),
-        one("c of {name}", "else"),
-        one("never", "never", Tier.ECHO),
-    )
+    shown = (*(one(why, "do `ls {path}`") for why in "ab"), one("c of {name}", "else"), one("never", "", Tier.ECHO))
     assert code_text("c", shown, Terminal(80)).splitlines()[1:] == [
-        "  shows as: as a",
-        "  why: a",
-        "  fix: do `ls PATH`",
-        "",
-        "  shows as: as b",
-        "  why: b",
-        "  fix: do `ls PATH`",
-        "",
-        "  shows as: as c of {name}",
-        "  why: c of NAME",
-        "  fix: else",
+        *("  shows as: as a", "  why: a", "  fix: do `ls PATH`", ""),
+        *("  shows as: as b", "  why: b", "  fix: do `ls PATH`", ""),
+        *("  shows as: as c of {name}", "  why: c of NAME", "  fix: else"),
     ]
     for internal in ("peer-lost", "launcher-summary", "teardown-noise"):
         unknown = call("explain", internal)
