@@ -16,9 +16,12 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.conftest import skip
 from tests.ports import free_ports
 
 GPUS = 4
+#: All "nodes" are this host, whose own name may mean the loopback only.
+HERE = ("--ignore", "host-name-loopback", "--ignore", "host-name-unresolvable")
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "unshare")
 _OVER = ("COMPLETED", "FAILED", "OUT_OF_MEMORY", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 _UP_S = 120.0
@@ -59,14 +62,6 @@ PartitionName=first Nodes=ALL PriorityTier=10 DefaultTime=10 State=UP
 """
 
 
-def missing() -> str | None:
-    """Return why there can be no cluster here, None where there can."""
-    if os.geteuid() != 0:
-        return "a real Slurm needs root"
-    absent = [name for name in _PROGRAMS if shutil.which(name) is None]
-    return f"a real Slurm needs {', '.join(absent)}: `apt-get install slurm-wlm munge`" if absent else None
-
-
 class Cluster:
     """``with Cluster(folder, nodes=2) as cluster``: up until the end of the block.
 
@@ -79,6 +74,9 @@ class Cluster:
         self._running: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Cluster:
+        """Skip, or fail where nothing may be left out, without Slurm's programs."""
+        if absent := [name for name in _PROGRAMS if shutil.which(name) is None]:
+            skip(f"a real Slurm needs {', '.join(absent)}: `apt-get install slurm-wlm munge`")
         try:
             self._write()
             self._start_all()
@@ -156,11 +154,11 @@ class Cluster:
             for node in self._numbers
         ]
         general = _CONFIGURATION.format(folder=self.folder, host=host, port=ports[0])
-        if self._binds:
-            general = general.replace("task/none", "task/affinity")
+        plugins = ["task/affinity"] * self._binds + ["task/cgroup"] * self._confines
+        general = general.replace("task/none", ",".join(plugins) or "task/none")
         cgroups = "CgroupPlugin=cgroup/v1\n"
         if self._confines:
-            general = general.replace("task/none", "task/cgroup").replace("=CR_Core", "=CR_Core_Memory")
+            general = general.replace("=CR_Core", "=CR_Core_Memory")
             general = general.replace("proctrack/linuxproc", "proctrack/cgroup")
             cgroups += "ConstrainRAMSpace=yes\nConstrainSwapSpace=yes\nAllowedSwapSpace=0\n"
         (self.folder / "slurm.conf").write_text(general + "\n".join(lines) + "\n")
@@ -208,3 +206,14 @@ class Cluster:
             late = time.monotonic() > deadline
             assert not ended and not late, f"{what}: {ended}\n{(self.folder / 'daemons.log').read_text()[-4000:]}"
             time.sleep(0.1)
+
+
+def submit(cluster: Cluster, place: Path, *words: str) -> str:
+    """Submit ``words`` from ``place``; return the job's number."""
+    done = cluster.ddplaunch("submit", "--time", "5", *HERE, *words, cwd=place)
+    assert done.stdout.strip().isdigit(), done.stderr
+    return done.stdout.strip()
+
+
+def explained(cluster: Cluster, place: Path, word: str) -> str:
+    return " ".join(cluster.ddplaunch("explain", word, cwd=place).stdout.split())
