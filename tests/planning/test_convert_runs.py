@@ -23,13 +23,13 @@ os.write(os.open("ranks.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND), line.enco
 SCRIPTS = {
     "options and arguments in variables": 'N=${1:-2}\nD="--nproc_per_node $N \\\n --node_rank 0"\nA=(--lr 1 "a b")\n'
     'MODE=x torchrun $D train.py "${A[@]}" \'{lr}\' "$@"\n',
-    "launch": "export MODE=y\npython -m torch.distributed.launch --nproc_per_node=2 train.py --x 1 > log 2>&1\n",
-    "a port that others have": "export MASTER_PORT=TAKEN\ntorchrun --standalone --nproc_per_node=2 train.py --y\n",
+    "launch, and a port that others have": "export MODE=y MASTER_PORT=TAKEN\n"
+    "python -m torch.distributed.launch --standalone --nproc_per_node=2 train.py --x 1 > log 2>&1\n",
     "a port, a wrapper and a sourced size": ". ./sizes.sh\n"
     '$WRAPPER torchrun --nproc_per_node $N --master_port PORT $(dirname "$0")/train.py -c=$1 ${@:2}\n',
     "eval, a here-document, a function in a loop": "cat > inner.sh <<END\n"
-    'go() { PYTHONPATH="\\$(pwd)":\\$PYTHONPATH torchrun --nproc_per_node=1 "\\$@"; }\n'
-    'for i in 1 2; do go train.py --i \\$i "a b" \\$1 "$1"; done\nEND\neval bash inner.sh x\n',
+    'go() { PYTHONPATH="\\$(pwd)":\\$PYTHONPATH torchrun --nproc_per_node=2 "\\$@"; }\n'
+    'for i in 1; do go train.py --i \\$i "a b" \\$1 "$1"; done\nEND\neval bash inner.sh x\n',
 }
 
 
