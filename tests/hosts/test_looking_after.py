@@ -17,21 +17,17 @@ from tests.ssh.lab import Lab, lab
 from tests.ssh.launched import WAIT, Launched
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
-#: Counts steps together.
+#: Counts steps.
 STEPS = """
 import os, time
 from pathlib import Path
-import torch, torch.distributed as dist
-rank = os.environ["RANK"]
-dist.init_process_group("gloo")
-step = 0
+rank, step = os.environ["RANK"], 0
 Path(f"ready-{rank}").write_text(str(os.getpid()))
 while True:
     step += 1
     if step % 10 == 0:
         print(f"rank {rank} step {step}", flush=True)
     time.sleep(0.05)
-    dist.all_reduce(torch.ones(1))
 """
 
 
@@ -70,13 +66,7 @@ def test_from_ps_to_stop(two: Lab) -> None:
     last = say(two, "logs", "--lines", "1").stdout.splitlines()  # each host's as they come
     assert sorted(line.split()[0] for line in last) == ["[alpha0:0]", "[alpha1:1]"]
     assert "rank 1 step 20" in say(two, "logs", "asked", "--rank", "1").stdout.splitlines()
-
-    def in_one_place() -> bool:  # now and then one of them computes
-        stacks = say(two, "stacks").stdout
-        assert "asked: 2 ranks on alpha0 and alpha1, in " in stacks and " steps.py:" in stacks
-        return "in one place" in stacks and "ranks 0, 1  steps.py:" in stacks
-
-    run.until(in_one_place, "both ranks are in one place")
+    run.until(lambda: "ranks 0, 1  steps.py:" in say(two, "stacks").stdout, "both ranks are in one place")
     (first, second) = (json.loads(line) for line in say(two, "top", "--count", "2", "--json").stdout.splitlines())
     assert [rank["rank"] for rank in first["ranks"]] == [0, 1] and second["at_s"] > first["at_s"]
     assert second["ranks"][1]["step"] >= 20
@@ -133,39 +123,27 @@ def test_a_launcher_that_was_killed_is_the_reason_and_its_hosts_still_have_the_l
     assert say(two, "explain", "widowed", status=1).stdout == found
 
 
+def to_services(made: Lab, number: str) -> None:
+    for host in made.hosts:
+        pids = made.processes(host, "ddplaunch.cli.hosts.serve", files=["cmdline"])
+        assert host.run(["kill", number, *map(str, pids)], Path("/"), clean_environment()).returncode == 0
+
+
 def test_hosts_whose_launcher_is_gone(two: Lab) -> None:
     """Each host is asked by ssh. Its service is held still, or it would end its part by itself."""
     run_id = "left-alone"
     run = Launched(two, run_id)
     run.all_ready()
-    services = [pid for host in two.hosts for pid in outer(two, host.pid)]
     (launcher,) = listed(two, run_id)["launcher_pids"]
-    for pid in services:
-        os.kill(pid, signal.SIGSTOP)
+    to_services(two, "-STOP")
     try:
         two.login.run(["kill", "-KILL", str(launcher)], Path("/"), clean_environment())
         run.ended()
         assert listed(two, run_id)["state"] == "ended"
         said = json.loads(say(two, "stop", run_id, "--json", "--grace", "10").stdout)
     finally:
-        for pid in services:
-            os.kill(pid, signal.SIGCONT)
+        to_services(two, "-CONT")
     assert said["stopped"] is True and said["other_hosts"] == []
     ranks = {(entry["host"], entry["rank"]) for entry in said["ended"] if str(entry["role"]).startswith("rank")}
     assert ranks and ranks <= {("alpha0", 0), ("alpha1", 1)}  # a torchrun may see the other one go, and end by itself
     two.nothing_left(run_id)
-
-
-def outer(made: Lab, inside: int) -> list[int]:
-    """Return the pids, as this test sees them, of the services in the PID namespace of ``inside``."""
-    space = Path(f"/proc/{inside}/ns/pid").readlink()
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            if (path / "ns/pid").readlink() == space and b"ddplaunch.cli.hosts.serve" in (
-                path / "cmdline"
-            ).read_bytes():
-                found.append(int(path.name))
-        except OSError:
-            continue
-    return found

@@ -14,20 +14,7 @@ from tests.ssh.launched import TRAIN, WAIT, Launched, dry_run
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
-HOSTILE = [
-    "two words",
-    "it's",
-    'a "quote"',
-    "line\nbreak",
-    "$HOME",
-    "`id`",
-    "*",
-    "",
-    "ünïcode",
-    "--r=16",
-    "\\",
-    "a;b|c",
-]
+HOSTILE = ["two words", "it's", 'a "quote"', "line\nbreak", "$HOME `id` *", "", "ünïcode", "--r=16", "\\", "a;b|c"]
 MODEL = "import torch\nWIDTH = {width}\n"
 SECRET = "s3cret $HOME 'quoted'\nsecond line"
 
@@ -78,18 +65,12 @@ def test_whatever_is_killed_on_a_host_ends_the_job_everywhere(two: Lab, victim: 
     for host in two.hosts:
         seen = host.run(["ps", "-eo", "args"], Path("/"), {"PATH": "/usr/bin:/bin"}).stdout
         assert "wait.py" in seen and "sesame-open" not in seen, "no secret is on a command line"
-    wanted = "pt_elastic" if name == "run" and two.processes(two.hosts[1], "pt_elastic") else victim
-    (pid,) = [each for each in two.processes(two.hosts[1], wanted) if is_named(two, each, wanted)]
+    named = [two.processes(two.hosts[1], word, files=["cmdline"]) for word in ("pt_elastic", victim)]
+    (pid,) = named[0] if name == "run" and named[0] else named[1]
     assert two.hosts[1].run(["kill", "-9", str(pid)], Path("/"), clean_environment()).returncode == 0
     assert run.ended() != 0
     assert run.outcome["diagnosis"]["host"] == "alpha1", run.said
     two.nothing_left(name)
-
-
-def is_named(made: Lab, pid: int, word: str) -> bool:
-    """Whether the command line itself, not the environment, has ``word``."""
-    words = made.hosts[1].run(["cat", f"/proc/{pid}/cmdline"], Path("/"), clean_environment()).stdout
-    return word in words
 
 
 def test_hosts_that_cannot_be_used_are_refused_by_name(two: Lab) -> None:

@@ -93,10 +93,10 @@ class Lab:
         finally:
             config.write_text(before)
 
-    def processes(self, host: Node, *words: str) -> list[int]:
+    def processes(self, host: Node, *words: str, files: Sequence[str] = ("environ", "cmdline")) -> list[int]:
         """Return the pids, in the namespace of ``host``, of processes with a word in environment or command line."""
         patterns = [word for mark in words for word in ("-e", f"[{mark[0]}]{mark[1:]}")]  # grep does not find itself
-        find = 'exec grep -lzs "$@" /proc/[0-9]*/environ /proc/[0-9]*/cmdline'
+        find = " ".join(['exec grep -lzs "$@"', *(f"/proc/[0-9]*/{name}" for name in files)])
         done = host.run(["sh", "-c", find, "sh", *patterns], Path("/"), {"PATH": "/usr/bin:/bin"})
         return sorted({int(path.split("/")[2]) for path in done.stdout.split()})
 
