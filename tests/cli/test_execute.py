@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddplaunch.cli.commands.launch.run import _speaks_elsewhere
 from ddplaunch.cli.execute import detach, environment_of, execute, refuse_too_long, show_launch
 from ddplaunch.planning.launch import Variable
 from ddplaunch.planning.options import Options
@@ -18,6 +20,7 @@ from ddplaunch.values.resolved import DEFAULT, Resolved, Source
 from ddplaunch.values.variable_names import LAUNCH, SETTINGS, TYPED
 from tests.planning.sample_launch import FILES, facts, launch
 
+FIRST, SECOND = (Resolved(rank, Source("Slurm", "SLURM_PROCID")) for rank in (0, 1))
 LONGEST = 32 * 4096  # MAX_ARG_STRLEN with 4 KiB pages, the null byte included
 
 
@@ -44,6 +47,14 @@ def test_what_the_kernel_takes(argv: list[str], environment: dict[str, str], nam
     with pytest.raises(RefusedError) as refused:
         refuse_too_long(argv, environment)
     assert refused.value.findings[0].what.startswith(named)
+
+
+@pytest.mark.parametrize(
+    ("rank", "silent"), [(None, False), (FIRST, False), (SECOND, True), (replace(SECOND, source=Source("flag")), False)]
+)
+def test_under_srun_node_0_alone_shows_the_launch(rank: Resolved[int] | None, silent: bool) -> None:
+    shown = launch()
+    assert _speaks_elsewhere(replace(shown, topology=replace(shown.topology, node_rank=rank))) is silent
 
 
 LOCK: Any = type("Lock", (), {"told": staticmethod(str)})

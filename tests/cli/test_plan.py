@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.values.variable_names import SETTINGS
 from tests.cli.cli_calls import Call, call, folder
 
 __all__ = ["call", "folder"]
@@ -78,6 +79,8 @@ def test_a_launch_that_would_be_refused_is_still_shown(call: Call) -> None:
     assert said.status == 4 and "error[data-missing]" in said.err and "torch.distributed.run" in said.out
     plan = json.loads(call("plan", *words, "--json", "--", "train.py").out)
     assert [finding["code"] for finding in plan["findings"]] == ["data-missing"]
+    (agent,) = (json.loads(one["value"]) for one in plan["environment"] if one["name"] == SETTINGS)
+    assert agent["directory"] == f".ddplaunch/runs/{plan['run_id']}"
 
 
 PROFILE = """

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.cli_calls import Call, Said, call, folder
+from tests.ports import free_port
 
 __all__ = ["call", "folder"]
 LONG = "1" * 5000
@@ -126,6 +127,17 @@ def test_no_separator_and_no_script(call: Call, folder: Path) -> None:
     refused(said, 4, "the variable `A` has 131074 bytes", folder)
     said = call("run", "2x2", "--nnodes", "3", "--", "train.py")
     refused(said, 2, "`2x2` says 2 nodes, `--nnodes` says 3", folder)
+    alone = (
+        "--master-addr",
+        "127.0.0.1",
+        "--master-port",
+        str(free_port()),
+        "--node-rank",
+        "0",
+        "--join-timeout",
+        "0.2",
+    )
+    refused(call("run", "2x1", "--no-checks", *alone, "--", "train.py"), 4, "error[nodes-missing]", folder)
 
 
 NO_COUNTS = ("0", "-", "abc", "1.5", "2x", "0x2", "2x0", "00", "٣", "²", "", "2X2", "1_0", "+4", LONG)

@@ -114,4 +114,5 @@ def test_what_is_refused_is_not_detached(monkeypatch: pytest.MonkeyPatch, folder
     monkeypatch.setenv("SLURM_PROCID", "0")
     said = call("run", "1", "--device", "cpu", "--detach", "--", "train.py")
     assert said.status == ExitStatus.USAGE and "`--detach` inside a job of Slurm" in said.err
+    assert call("run", "1", "--device", "cpu", "--detach", "--dry-run", "--", "train.py").status == 0
     assert not (folder / ".ddplaunch").exists()
