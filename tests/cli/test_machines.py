@@ -1,4 +1,4 @@
-"""The command line on machines that this one is not: with eight GPUs, without torch, with a full or closed disk."""
+"""The command line on machines that this one is not: with eight GPUs or without torch."""
 
 from __future__ import annotations
 
@@ -46,12 +46,3 @@ def test_torch_is_missing(folder: Path, torchless: dict[str, str], words: list[s
     assert b"torch-missing" in result.stderr + result.stdout
     assert f"{sys.executable} -m pip install torch".encode() in b" ".join((result.stderr + result.stdout).split())
     assert not (folder / ".ddplaunch").exists()
-
-
-@pytest.mark.slow
-def test_a_record_that_cannot_be_written_stops_nothing(folder: Path) -> None:
-    """Root may write anywhere: a directory below a file stands for a read-only one."""
-    result = spawn(["run", "2", "--run-dir", "train.py/runs", "--no-quiet", "--", "train.py"], folder)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count(b"rank ") == 1  # rank 0 alone is shown
-    assert b"record  none: " in result.stderr

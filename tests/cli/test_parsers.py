@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import field
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddplaunch.cli.configuration import with_configuration
 from ddplaunch.cli.parsing.command import COMMANDS, options_of, own_values
-from ddplaunch.cli.parsing.typed_words import TypedLaunch, parse_quickly, said_on_command_line, with_lists_taken_apart
+from ddplaunch.cli.parsing.typed_words import parse_quickly, with_lists_taken_apart
 from ddplaunch.cli.parsing.typer_app import parse_words as parse_with_typer
-from ddplaunch.planning import options as launch_options
-from ddplaunch.planning.flag import Flag, read_duration
-from ddplaunch.planning.options import Options
 from ddplaunch.values.finding import UsageError
-from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.resolved import Resolved, Source
 from tests.cli.cli_calls import Call, call, folder
 
 __all__ = ["call", "folder"]
@@ -84,36 +76,6 @@ def test_the_last_of_what_takes_one_value_counts() -> None:
     values = parse_with_typer(["run", "--ignore", "a,b", "--exclude", "gpu-a,gpu-b"])
     assert values is not None and (values["ignore"], values["exclude"]) == (["a", "b"], ["gpu-a", "gpu-b"])
     assert parse("logs", ["-f", "-n", "5", "-r", "0"]) == parse_with_typer(["logs", "-f", "-n", "5", "-r", "0"])
-
-
-@dataclass(frozen=True)
-class Longer(Options):
-    """Options with one flag more: nothing but this field says that it exists."""
-
-    nap_s: Resolved[float] | None = field(
-        default=None,
-        metadata={"flag": Flag("nap", "text", "Nap", "Sleep this long before the launch.", "TIME", read=read_duration)},
-    )
-
-
-@pytest.fixture
-def longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch_options, "Options", Longer)
-
-
-@pytest.mark.usefixtures("longer")
-def test_a_new_field_is_a_flag_of_both_parsers_and_a_key_of_profiles(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    values = parse("run", ["2", "--nap", "2m"])
-    assert values is not None and parse_with_typer(["run", "2", "--nap", "2m"]) == values
-    typed = with_configuration(TypedLaunch(said_on_command_line(values)))
-    assert isinstance(typed, Longer) and typed.nap_s == Resolved(120.0, Source("flag", "--nap"))
-    (tmp_path / "ddplaunch.toml").write_text('[profiles.slow]\nnap = "1h"\n')
-    from_profile = with_configuration(TypedLaunch({}, profile="slow"))
-    assert isinstance(from_profile, Longer)
-    assert from_profile.nap_s == Resolved(3600.0, Source("profile", "ddplaunch.toml, slow"))
 
 
 def test_values_of_a_commands_own_flags_are_numbers_and_seconds() -> None:

@@ -63,24 +63,17 @@ def test_a_launch_line_is_converted_without_a_separator(call: Call) -> None:
     assert "`torchrun.sh` cannot be read" in call("convert", "torchrun.sh").err
 
 
-def test_what_stands_behind_is_untouched(call: Call) -> None:
-    said = call("plan", "2", "--json", "--no-forward", "--", "train.py", *HOSTILE)
-    assert said.status == 0
-    plan = json.loads(said.out)
-    expected = ["{lr}" if word == "{{lr}}" else word for word in HOSTILE]
-    assert plan["target"]["args"] == expected
-    assert plan["argv"][plan["argv"].index("--") :] == ["--", "train.py", *expected]
-
-
 @pytest.mark.parametrize(
     "name", ["a b.py", "it's.py", "new\nline.py", "$HOME.py", "{lr}.py", "b\udcffad.py", "-x.py", "日本.py"]
 )
-def test_names_of_scripts(call: Call, folder: Path, name: str) -> None:
+def test_what_stands_behind_is_untouched(call: Call, folder: Path, name: str) -> None:
     (folder / name).write_text((folder / "train.py").read_text())
-    said = call("plan", "2", "--json", "--", name)
+    said = call("plan", "2", "--json", "--no-forward", "--", name, *HOSTILE)
     assert said.status == 0, said.err
-    target = json.loads(said.out)["target"]
-    assert target["kind"] == "script" and target["name"] == ("./-x.py" if name == "-x.py" else name)
+    plan, named = json.loads(said.out), "./-x.py" if name == "-x.py" else name
+    expected = ["{lr}" if word == "{{lr}}" else word for word in HOSTILE]
+    assert plan["target"] == {"kind": "script", "name": named, "args": expected, "before": []}
+    assert plan["argv"][plan["argv"].index("--") :] == ["--", named, *expected]
 
 
 def test_the_launch_of_another_launcher_is_said(call: Call, folder: Path) -> None:

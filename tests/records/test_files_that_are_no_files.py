@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable
@@ -29,6 +30,20 @@ def sparse(path: Path) -> None:
 
 
 DEEP = "[" * 200_000
+#: The fields of run.json, outcome.json and the others, each with a value of another type.
+FIELDS = (
+    *("argv", "attempts", "cascade", "code", "created_s", "cwd", "diagnosis", "ended_s", "environment", "exit_status"),
+    *("findings", "first_failed_rank", "host", "launch", "launcher", "nodes", "notes", "plan", "previous", "ranks"),
+    *("boot_id", "git_commit", "node", "run_id", "started_s", "state", "torchrun_argv", "versions"),
+)
+OTHERS = (True, 1e300, "\x1b[31m\u202e\x9b", [["a"]], {"a": [1]})
+
+
+def of_other_types(path: Path) -> None:
+    values = {name: OTHERS[number % len(OTHERS)] for number, name in enumerate(FIELDS, len(path.name))}
+    path.write_text(json.dumps({"schema": 1, **values}))
+
+
 KINDS: dict[str, Callable[[Path], object]] = {
     "pipe": os.mkfifo,
     "device": lambda path: path.symlink_to("/dev/zero"),
@@ -38,6 +53,7 @@ KINDS: dict[str, Callable[[Path], object]] = {
     "numbers": lambda path: path.write_text('{"schema": 1, "created_s": NaN, "ended_s": 1e999, "pid": -Infinity}\n'),
     "digits": lambda path: path.write_text('{"schema": 1, "created_s": ' + "9" * 6000 + "}"),
     "folder": lambda path: path.mkdir(),
+    "types": of_other_types,
 }
 
 
@@ -64,6 +80,7 @@ def test_records_with_such_a_file(call: Call, folder: Path, kind: str) -> None:
         path.unlink(missing_ok=True)
         KINDS[kind](path)
         commands += [(command, f"r{number}") for command in ("explain", "stop", "logs")]
+        commands += [("report", f"r{number}", "-o", "r.html", "--force"), ("top", f"r{number}", "--count", "1")]
     for words in commands:
         said = call(*words)
         assert said.status in (ExitStatus.DONE, ExitStatus.FINDINGS, ExitStatus.USAGE), (words, said)

@@ -6,7 +6,6 @@ import dataclasses
 import errno
 import fcntl
 import os
-import re
 import subprocess
 import sys
 import time
@@ -29,10 +28,9 @@ from ddplaunch.records.write import write_record
 from ddplaunch.values.finding import RefusedError
 from ddplaunch.values.resolved import Resolved, Source
 from ddplaunch.values.words import host_name
-from tests.cli.cli_calls import Call, call, folder, spawn
-from tests.hosts.launching import clean_environment, ddplaunch
+from tests.cli.cli_calls import Call, call, folder
 from tests.planning.sample_launch import facts, launch, two_nodes
-from tests.records.fake_runs import StartRun, outcome, processes_json, record, start_run, wait_for
+from tests.records.fake_runs import StartRun, outcome, processes_json, record, start_run
 
 __all__ = ["call", "folder", "start_run"]
 
@@ -269,26 +267,9 @@ def test_stop_on_a_host_ends_the_launch_that_is_meant(twins: tuple[str, list[int
     assert not alive(first) and alive(second)
 
 
-@pytest.mark.slow
-def test_a_second_launch_of_a_live_run_is_refused_and_harms_nothing(folder: Path) -> None:
-    ready, go = folder / "ready", folder / "go"
-    (folder / "waits.sh").write_text(f"#!/bin/sh\necho first\ntouch {ready}\nuntil [ -e {go} ]; do sleep 0.1; done\n")
-    (folder / "waits.sh").chmod(0o755)
-    options = ("run", "1", "--device", "cpu", "--run-id", "same", "--")
-    with subprocess.Popen(ddplaunch(*options, "./waits.sh"), cwd=folder, env=clean_environment()) as first:
-        try:
-            assert wait_for(ready.exists, 120.0)
-            second = spawn([*options, "train.py"], folder)
-        finally:
-            go.touch()
-        assert first.wait(120) == 0
-    assert second.returncode == 4, second.stderr
-    assert f"run same is live: pid {first.pid} on {host_name()} has it".encode() in second.stderr
-    output = Path(".ddplaunch/runs/same/node-0/attempt-0/rank-0.out")
-    assert (folder / output).read_text() == "first\n"
-    third = spawn([*options, "/bin/echo", "third"], folder)
-    assert third.returncode == 0 and b"the previous one is now in node-0/before-1" in third.stderr
-    assert (folder / output).read_text() == "third\n"
-    assert (folder / ".ddplaunch/runs/same/node-0/before-1/attempt-0/rank-0.out").read_text() == "first\n"
-    tokens = re.compile(rb"DDPLAUNCH_LAUNCH=[0-9a-f]{32}")
-    assert not any(tokens.search(path.read_bytes()) for path in folder.rglob("run.json"))
+def test_a_second_launch_of_a_live_run_is_refused(call: Call, folder: Path) -> None:
+    with held_by_another_process(folder / ".ddplaunch", "node", ONE) as first:
+        said = call("run", "1", "--device", "cpu", "--run-id", "one", "--", "train.py")
+        first.kill()
+    assert said.status == 4 and f"run one is live: pid {first.pid} on {host_name()} has it" in said.err
+    assert not list(folder.rglob("run.json"))
