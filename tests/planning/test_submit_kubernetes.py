@@ -25,15 +25,11 @@ WORDS = (
     *("submit", "2x4", "--to", "kubernetes", "--image", "registry.example/team/train:1.2", "--time", "24:00:00"),
     *("--mem", "200G", "--cpus-per-task", "32", "--shm-size", "64G", "--grace", "120", "--env", "NOTE=a b"),
     *("--secret", "HF_TOKEN=hugging-face/token", "--batch-size", "8"),
+    *("--volume", "datasets:/data:ro", "--volume", "/scratch:/scratch", "--volume", "datasets:/again"),
+    *("--data", "/data/train", "--output", "/scratch/out", "--run-dir", "/scratch/runs"),
 )
 SMALL = ("submit", "2", "--to", "kubernetes", "--image", "a", "--dry-run")
 SCRIPT = ("--", "train.py", "--epochs", "20", "it's", "$(HOME) $$", "a\nb", "yes", "1e3", "é")
-#: Every flag of Kubernetes alone.
-EVERYTHING = (
-    *("--volume", "datasets:/data:ro", "--volume", "/scratch:/scratch", "--data", "/data/train"),
-    *("--volume", "datasets:/again", "--output", "/scratch/out", "--run-dir", "/scratch/runs"),
-    *("--cpus-per-task", "8", "--mem", "64G"),
-)
 #: The oldest version of Kubernetes that has the label by which the Service finds the pods, and a recent one.
 VERSIONS = ("1.27", "1.35")
 
@@ -65,23 +61,10 @@ def container_of(job: dict[str, Any]) -> dict[str, Any]:
 
 def test_the_manifest_and_what_is_said_of_it_read_well(call: Call, golden: Golden) -> None:
     answer = call(*WORDS, *SCRIPT)
-    assert answer.status == 0
+    assert len(manifest(call, *WORDS, *SCRIPT)) == 2
     golden("submit-kubernetes", answer.out + answer.err)
     alone = call(*WORDS, "--dry-run", *SCRIPT)
     assert (alone.status, alone.out, alone.err) == (0, answer.out, "")
-
-
-def test_every_flag_stands_where_kubernetes_reads_it(call: Call) -> None:
-    service, job = manifest(call, *SMALL, "--nnodes", "2", *EVERYTHING, "--", "train.py")
-    pod, container = pod_of(job), container_of(job)
-    assert [volume["name"] for volume in pod["volumes"]] == ["shm", "volume-1", "volume-2", "volume-3"]
-    assert [(mount["name"], mount["mountPath"]) for mount in container["volumeMounts"][1:]] == [
-        ("volume-1", "/data"),
-        ("volume-2", "/scratch"),
-        ("volume-3", "/again"),
-    ]
-    assert container["resources"]["limits"] == {"nvidia.com/gpu": 2, "cpu": 8, "memory": "64Gi"}
-    assert job["metadata"] == service["metadata"] == {"name": "train"}
 
 
 @pytest.mark.slow
@@ -142,9 +125,7 @@ def test_arguments_arrive_as_they_were_typed_once_kubernetes_has_expanded_them(c
     assert "$(HOME)" not in "".join(command).replace("$$", "")
 
 
-def test_secrets_are_references(call: Call) -> None:
-    env = container_of(manifest(call, *WORDS, *SCRIPT)[1])["env"]
-    assert env == [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hugging-face", "key": "token"}}}]
+def test_a_secret_is_no_text(call: Call) -> None:
     said = call(*WORDS, "--env", "HF_TOKEN=hf_0123456789abcdef", *SCRIPT)
     assert said.status == 2 and "hf_0123456789abcdef" not in said.err and "--secret HF_TOKEN=SECRET/KEY" in said.err
 
