@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -17,7 +16,7 @@ from ddplaunch.hosts.session.answers import Question
 from ddplaunch.hosts.session.collect import ask_all
 from ddplaunch.hosts.session.each_host import EachHost
 from ddplaunch.hosts.session.fan_out import TRIES, FanOut, delay_s
-from ddplaunch.hosts.session.links import Link, Links, allow_many
+from ddplaunch.hosts.session.links import Link, Links
 from ddplaunch.hosts.ssh import was_dropped
 from ddplaunch.machine.facts import ProbeRequest
 from ddplaunch.records.launchers import Launched, Place
@@ -125,16 +124,6 @@ def test_window_halves_once_for_a_burst_and_grows_again(links: Links, tmp_path: 
 def test_hosts_do_not_come_back_together() -> None:
     assert len({delay_s(1) for _ in range(64)}) == 64
     assert all(0.125 <= delay_s(1) <= 0.25 and 1.0 <= delay_s(tries) <= 2.0 for tries in range(4, TRIES))
-
-
-def test_files_of_many_hosts() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-        allow_many()
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_machine_that_starts_no_more_says_so_and_leaves_no_session(

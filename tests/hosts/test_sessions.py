@@ -19,12 +19,12 @@ import pytest
 from ddplaunch.cli.hosts.serve import send_record
 from ddplaunch.hosts.json_lines import GREETING, LineReader, json_line, message_in
 from ddplaunch.hosts.session import start_hosts
-from ddplaunch.hosts.session.answers import Question, reached
+from ddplaunch.hosts.session.answers import Answers, Question, reached
 from ddplaunch.hosts.session.collect import ask_all, clock_of, meet
 from ddplaunch.hosts.session.links import Link, Links
 from ddplaunch.hosts.session.start_hosts import HostEnd, LaunchOnHosts
 from ddplaunch.hosts.ssh import alike, command, failure, why_lost
-from ddplaunch.machine.facts import ProbeRequest
+from ddplaunch.machine.facts import Interface, ProbeRequest
 from ddplaunch.planning.hosts_plan import Meeting
 from ddplaunch.records.hosts_record import Pieces
 from tests.agent.guarded import runs, until
@@ -189,6 +189,23 @@ def test_a_port_at_which_another_program_answers_is_not_reached() -> None:
             thread.start()
             assert reached(["127.0.0.1"], port, "nonce") == addresses
             thread.join(60)
+
+
+def test_a_host_offers_its_fastest_addresses_and_says_why_it_cannot_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    ethernet = Interface("eth0", True, False, ("fe80::1", "fd00::2", "10.0.0.2"), 1000)
+    others = (Interface("lo", True, True, ("127.0.0.1",)), Interface("eth1", False, False, ("10.9.0.1",)))
+    fast = Interface("ib0", True, False, ("10.1.0.2",), 100_000)
+    monkeypatch.setattr("ddplaunch.machine.network.probe_interfaces", lambda: (*others, ethernet, fast))
+    first, second = Answers(), Answers()
+    heard = first.to({"what": "listen", "port": None, "nonce": "n"})["listening"]
+    assert heard["addresses"] == ["10.1.0.2", "10.0.0.2", "fd00::2"] and 29500 <= heard["port"] < 30500
+    taken = {"what": "listen", "port": heard["port"], "nonce": "n"}
+    assert first.to({"what": "clock"})["wall"] > 0, "which leaves the meeting open"
+    assert second.to(taken)["listening"]["problem"] == "Address already in use"
+    with pytest.raises(ValueError, match="cannot answer `sing`"):
+        first.to({"what": "sing"})
+    assert second.to(taken)["listening"].get("problem") is None, "any other question gives the port back"
+    second.close_meeting()
 
 
 def test_a_dead_host_costs_its_deadline_and_the_others_nothing(links: Links) -> None:

@@ -177,9 +177,8 @@ def test_a_launch_that_begins_during_the_question_keeps_its_record(
     base, one = folder / ".ddplaunch", launch(run_id="again")
     directory = record(base, "again", begun_s=time.time() - 3600)
     outcome(directory)
-    (listed,) = old_records(base, 0, (), host_name()).removable
     with hold_run(base, one):
-        assert "a launch has begun in it" in str(remove_record(listed)) and (directory / ".lock-0").exists()
+        assert "a launch has begun in it" in str(remove_record(directory))
     removals = [directory]
 
     def removed_before(lock: int, operation: int) -> bool:
