@@ -54,19 +54,22 @@ def knocked(port: int, made: bytes | None = None, secret: Secret | None = None, 
 
 
 def test_strangers_neither_join_nor_end_a_launch_with_a_secret(port: int) -> None:
-    """The one line of the issue, other launches and ranks, an old proof: the launch goes on as if nobody had come."""
+    """Other launches and ranks, an old proof, silence, other protocols: the launch goes on as if nobody had come."""
     with Gathering(port, secrets=all_share(OURS)) as gathering:
         first = gathering.node(0)
-        for rank in (0, 1, 2, 3, 2147483647):
-            for launch in ({}, hello(1).launch, {"--nnodes": "9"}):
-                for secret in (None, THEIRS):
-                    verdict = read_message(knocked(port, secret=secret, node_rank=rank, launch=launch), Verdict)
-                    assert verdict is not None and not verdict.go and not verdict.findings
-        knocked(port, sealed(line_with(hello(1)), OURS, "hello", "of another connection"))
-        knocked(port, line_with(hello(1, protocol=99)))
+        silent = [knock(port, b"") for _ in range(140)]  # more than are kept
+        for secret, launch in ((None, hello(1).launch), (THEIRS, hello(1).launch), (THEIRS, {"--nnodes": "9"})):
+            for rank in (0, 1, 2147483647):
+                verdict = read_message(knocked(port, secret=secret, node_rank=rank, launch=launch), Verdict)
+                assert verdict is not None and not verdict.go and not verdict.findings
+        old = sealed(line_with(hello(1)), OURS, "hello", "of another connection")
+        for line in (old, line_with(hello(1, protocol=99)), b"GET / HTTP/1.1\r\n\r\n", b"\0\xff\n" * 20, b'{"Hello":'):
+            knocked(port, line)
         until(lambda: any(status.note for status in list(gathering.shown[0])), "it is told")
         assert {status.joined for status in gathering.shown[0]} == {1}
         verdicts = [node.result(60) for node in (first, gathering.node(1), gathering.node(2))]
+        for connection in silent:
+            connection.close()
     assert all(verdict.go for verdict in verdicts)
 
 

@@ -88,22 +88,12 @@ def test_another_program_at_the_port_hears_nothing(port: int) -> None:
     assert "no roll call at" in verdict.findings[0].what
 
 
-def test_strangers_do_not_disturb(port: int) -> None:
+def test_what_is_no_hello_of_the_launch_does_not_disturb(port: int) -> None:
     with Gathering(port) as gathering:
         first = gathering.node(0)
-        silent = [knock(port, b"") for _ in range(140)]  # more than are kept
-        others = [
-            knock(port, b"GET / HTTP/1.1\r\n\r\n"),
-            knock(port, b"\0\xff\n" * 20),
-            knock(port, b'{"Hello":{"node_rank":true}}\n'),
-            knock(port, b"[" * 60000 + b"\n"),
-            knock(port, b'{"Hello":'),
-        ]
-        nodes = [gathering.node(rank) for rank in (1, 2)]
-        verdicts = [node.result(60) for node in (first, *nodes)]
-        for connection in (*silent, *others):
-            connection.close()
-    assert all(verdict.go for verdict in verdicts)
+        for line in (b'{"Hello":{"node_rank":true}}\n', b"[" * 60000 + b"\n", line_with(hello(1, launch={}))):
+            knock(port, line).close()
+        assert all(node.result(60).go for node in (first, gathering.node(1), gathering.node(2)))
 
 
 def test_a_line_without_end_is_cut_off(port: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,15 +64,3 @@ def test_launches_at_once_get_gpus_ports_and_records_of_their_own(tmp_path: Path
     assert {name: record["run_id"] for name, record in records.items()} == {name: name for name in runs}
     assert (tmp_path / ".ddplaunch" / "latest").resolve().name in runs
     assert not list((tmp_path / ".ddplaunch").glob(".*.*"))  # no draft of a link or a record is left
-
-
-def test_the_guide_that_exports_its_gpus(tmp_path: Path, fake_nvml: FakeNvml) -> None:
-    """Every rank sees the three GPUs that were asked for, in this order."""
-    (tmp_path / "show.py").write_text(SHOW)
-    (tmp_path / "go").touch()
-    environment = fake_nvml.environment(8) | {"CUDA_VISIBLE_DEVICES": "7"}
-    process = launch(tmp_path, environment, "3", "--gpus", "5,4,3", "--env", "CUDA_VISIBLE_DEVICES=3,4,5")
-    _, error = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 0, error
-    assert [path.read_text().split()[0] for path in tmp_path.glob("[0-9]-*")] == ["5,4,3"] * 3
-    assert "from `--env`" in " ".join(error.split()), error
