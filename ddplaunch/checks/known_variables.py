@@ -118,11 +118,9 @@ INEFFECTIVE: dict[str, tuple[str, str]] = {
     "NCCL_TIMEOUT": ("neither NCCL nor torch reads it; collectives still time out after 10 minutes", _TIMEOUT_FIX),
     "TORCH_NCCL_TIMEOUT": ("torch does not read it; collectives still time out after 10 minutes", _TIMEOUT_FIX),
     "GLOO_TIMEOUT": ("neither gloo nor torch reads it; collectives still time out after 30 minutes", _TIMEOUT_FIX),
-    "NCCL_SINGLE_RING_THRESHOLD": ("NCCL removed it in 2.3", "use `NCCL_ALGO` and `NCCL_PROTO` instead"),
     "NCCL_LL_THRESHOLD": ("NCCL removed it in 2.5", "use `NCCL_PROTO` instead"),
     "NCCL_TREE_THRESHOLD": ("NCCL removed it in 2.5", "use `NCCL_ALGO` instead"),
     "NCCL_IB_CUDA_SUPPORT": ("NCCL removed it in 2.4", "use `NCCL_NET_GDR_LEVEL` instead"),
-    "NCCL_RINGS": ("NCCL removed it in 2.5", "describe rings in a file named by `NCCL_GRAPH_FILE` instead"),
 }
 
 
