@@ -64,11 +64,13 @@ CASES: dict[str, tuple[list[list[dict[str, Any]]], tuple[int, ...], str]] = {
     ),
     "gloo says by another word what has ended": (
         [[entry(ALL, 1, retired=True), entry(ALL, 2)], [entry(ALL, 1, retired=True)]],
-        *((1,), "rank 1 did not join all_reduce of [8] (number 2); rank 0 did"),
+        (1,),
+        "rank 1 did not join all_reduce of [8] (number 2); rank 0 did",
     ),
     "only what is open is recorded, and one has nothing open": (
         [[entry(EXPERTS, 7), entry(EXPERTS, 8)], [entry(EXPERTS, 7)], []],
-        *((2,), "rank 2 did not join all_reduce of [8] (number 7); ranks 0, 1 did"),
+        (2,),
+        "rank 2 did not join all_reduce of [8] (number 7); ranks 0, 1 did",
     ),
     "one waits in a group for a rank that another group misses": (
         [[entry(TENSOR, 5)], [entry(EXPERTS, 3), *done(TENSOR, 4)], [entry(EXPERTS, 3)], done(EXPERTS, 2)],
@@ -77,23 +79,28 @@ CASES: dict[str, tuple[list[list[dict[str, Any]]], tuple[int, ...], str]] = {
     ),
     "one has called all, and ends none that the others ended": (
         [[*done(EXPERTS, 1, 2), entry(EXPERTS, 3)]] * 2 + [[entry(EXPERTS, 1), entry(EXPERTS, 2), entry(EXPERTS, 3)]],
-        *((2,), "rank 2 did not end all_reduce of [8] (number 1), as others did"),
+        (2,),
+        "rank 2 did not end all_reduce of [8] (number 1), as others did",
     ),
     "two in two groups": (
         [[entry(TENSOR, 5)], [], [entry("tensor-1", 5)], []],
-        *((1, 3), "rank 1 did not join all_reduce of [8] (number 5); rank 0 did; rank 3 did not come in other groups"),
+        (1, 3),
+        "rank 1 did not join all_reduce of [8] (number 5); rank 0 did; rank 3 did not come in other groups",
     ),
     "all came": (
         [[*done(ALL, 1), entry(ALL, 2)], [*done(ALL, 1), entry(ALL, 2)]],
-        *((), "ranks 0, 1 joined all_reduce of [8] (number 2), and its end is not recorded"),
+        (),
+        "ranks 0, 1 joined all_reduce of [8] (number 2), and its end is not recorded",
     ),
     "another operation": (
         [[*done(ALL, 1), entry(ALL, 2)], [*done(ALL, 1), entry(ALL, 2, name="broadcast")]],
-        *((), "in collective 2, rank 0 called all_reduce of [8]; rank 1 called broadcast of [8]"),
+        (),
+        "in collective 2, rank 0 called all_reduce of [8]; rank 1 called broadcast of [8]",
     ),
     "another size": (
         [[entry(ALL, 2)], [entry(ALL, 2, input_sizes=[[9]])]],
-        *((), "in collective 2, rank 0 called all_reduce of [8]; rank 1 called all_reduce of [9]"),
+        (),
+        "in collective 2, rank 0 called all_reduce of [8]; rank 1 called all_reduce of [9]",
     ),
     "sizes that may differ, and sends, which are no collectives": (
         [
