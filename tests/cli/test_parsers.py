@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddplaunch.cli.parsing.command import COMMANDS, options_of, own_values
-from ddplaunch.cli.parsing.typed_words import parse_quickly, with_lists_taken_apart
+from ddplaunch.cli.parsing.typed_words import TypedLaunch, parse_quickly, said_on_command_line, with_lists_taken_apart
 from ddplaunch.cli.parsing.typer_app import parse_words as parse_with_typer
 from ddplaunch.values.finding import UsageError
+from ddplaunch.values.resolved import Source
 from tests.cli.cli_calls import Call, call, folder
 
 __all__ = ["call", "folder"]
@@ -76,6 +77,19 @@ def test_the_last_of_what_takes_one_value_counts() -> None:
     values = parse_with_typer(["run", "--ignore", "a,b", "--exclude", "gpu-a,gpu-b"])
     assert values is not None and (values["ignore"], values["exclude"]) == (["a", "b"], ["gpu-a", "gpu-b"])
     assert parse("logs", ["-f", "-n", "5", "-r", "0"]) == parse_with_typer(["logs", "-f", "-n", "5", "-r", "0"])
+
+
+def test_a_launch_is_typed_again_as_it_was() -> None:
+    options = ["--batch-size", "8", "--env", "A=1", "--env", "B=2", "--no-stacks", "--socket-ifname=-x", "--verbose"]
+    values = parse("run", ["4", *options])
+    assert values is not None
+    typed = TypedLaunch(said_on_command_line(values), profile="big")
+    assert typed.nproc == "4" and TypedLaunch({}).nproc is None
+    assert typed.said["stacks"].source == Source("flag", "--no-stacks")
+    assert parse("run", ["4", *typed.words()]) == {**values, "profile": "big"}
+    without = typed.words(("env", "batch_size", "verbose"))
+    assert without == ["--profile", "big", "--socket-ifname=-x", "--no-stacks"]
+    assert (parse("explain", ["a", "b"]) or {})["targets"] == ["a", "b"]
 
 
 def test_values_of_a_commands_own_flags_are_numbers_and_seconds() -> None:

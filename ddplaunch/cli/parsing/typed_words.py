@@ -54,7 +54,7 @@ def parse_quickly(command: str, words: list[str]) -> dict[str, Any] | None:
             return None
         if meaning is not None:
             value: Any = meaning
-        elif not equals and (not rest or rest[0].startswith("-")):
+        elif not equals and not rest:
             return None
         else:
             value = attached if equals else rest.pop(0)
