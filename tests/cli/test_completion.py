@@ -62,6 +62,8 @@ def first_words(shown: str) -> list[str]:
         ("ddplaunch submit --to k", ["kubernetes"]),
         ("ddplaunch run --profile ", ["big", "small"]),
         ("ddplaunch run a", ["auto"]),
+        ("ddplaunch run --ignore shm-too", ["shm-too-small"]),
+        ("ddplaunch run --ignore clock-", ["clock-skew"]),
     ],
 )
 def test_words(offered: Offers, folder: Path, line: str, words: list[str]) -> None:
@@ -84,6 +86,18 @@ def test_what_is_broken_offers_nothing(offered: Offers, folder: Path, call: Call
     assert said.status == 2 and "completion is there for bash, zsh, fish" in said.err
     (folder / "ddplaunch.toml").write_text("][")
     assert offered("ddplaunch run --profile ") == []
+
+
+@pytest.mark.parametrize(
+    ("shell", "kept"),
+    [("bash", "complete -o nosort -o default"), ("zsh", "sort false"), ("fish", "complete --keep-order --command")],
+)
+def test_every_shell_keeps_the_order(
+    call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch, shell: str, kept: str
+) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    said = call("--install-completion", shell)
+    assert said.status == 0 and kept in Path(said.out.removeprefix("Installed in ").partition(";")[0]).read_text()
 
 
 @pytest.mark.parametrize("name", ["run", "submit", "doctor"])
