@@ -239,10 +239,7 @@ def _place(
     facts, visible = situation.facts, _seen(situation)
     gpus = () if isinstance(visible, Unavailable) else tuple(entry.gpu.pci_bus_id for entry in visible)
     surroundings = Surroundings(
-        variables={
-            **{name: (value, Source("environment")) for name, value in situation.environ.items()},
-            **{name: (value, source) for name, value, source in situation.pairs},
-        },
+        variables={**situation.environ, **{name: value for name, value, _ in situation.pairs}},
         gpus=gpus if device == "cuda" else None,
         extra=extra,
         plugin=captured,

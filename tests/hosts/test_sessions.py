@@ -109,7 +109,8 @@ def test_nothing_of_the_launch_is_on_the_ssh_command_line() -> None:
         (None, "", "host-unreachable"),
         (255, "", "host-unreachable"),
         (127, "env: '/opt/python': No such file or directory", "host-without-python"),
-        (126, "env: '/opt/python': Permission denied", "host-without-python"),
+        (126, "", "host-without-python"),
+        (1, "fish: Unknown command: /opt/python", "host-without-python"),
         (1, "/opt/python: Error while finding module specification for 'ddplaunch.cli.hosts.serve' "
             "(ModuleNotFoundError: No module named 'ddplaunch')", "host-without-ddplaunch"),
         (1, "ModuleNotFoundError: No module named 'psutil'", "host-without-ddplaunch"),

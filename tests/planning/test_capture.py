@@ -62,6 +62,7 @@ def test_plugin_gets_its_settings() -> None:
     assert of_ranks == ["numbers-differ"], "the other one is a check's"
     more = settings(captured(show="1, 0", verbose=True, grace=90.0, max_restarts=2))
     assert (more["show"], more["verbose"], more["grace_s"], more["max_restarts"]) == ("0,1", True, 90.0, 2)
+    assert settings(captured(show="all"))["show"] == "all"
     assert settings(captured(nnodes="2", node_rank=1, master_addr="10.0.0.1"))["node"] == 1
 
 

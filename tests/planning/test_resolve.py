@@ -110,6 +110,7 @@ def test_nodes_learn_of_each_others_end_unless_the_launch_goes_on(nodes: str, to
 def test_numbers_reach_arguments_environment_and_current_alike() -> None:
     launch = decide(said(nproc="4", batch_size=16, base_lr=1e-4, dataset_size=6400))
     assert launch.argv[-7:] == ("train.py", "--batch-size", "16", "--lr", "0.0004", "--epochs", "3")
+    assert "--rdzv-id=run-1" in launch.argv and launch.numbers.world_size == Resolved(4, Source("flag"))
     environment = variables(launch)
     assert environment["DDPLAUNCH_LR"] == "0.0004"
     assert environment["DDPLAUNCH_GLOBAL_BATCH_SIZE"] == "64"

@@ -34,12 +34,12 @@ _WORKER_OPTION = DeclaredOption(
 class Surroundings:
     """What decides where ranks run, apart from the machine's CPUs.
 
-    ``variables`` are the environment of the launch, each with its source. ``gpus`` are the PCI addresses of the ranks'
+    ``variables`` are the environment of the launch. ``gpus`` are the PCI addresses of the ranks'
     GPUs from NVML, None on the CPU; ``extra`` are the user's own options for torchrun. ``plugin``: the plug-in is there
     to bind ranks.
     """
 
-    variables: Mapping[str, tuple[str, Source]]
+    variables: Mapping[str, str]
     gpus: tuple[str, ...] | None = None
     extra: tuple[str, ...] = ()
     plugin: bool = True
@@ -123,7 +123,7 @@ def _by_the_user(typed: Resolved[Word] | None, layout: CpuLayout, surroundings: 
         return Placement(text="left to the kernel", source=typed.source, shown=True)
     if binding is not None:
         return Placement(text=f"as torchrun's `{binding}` says", source=Source("flag", "--torchrun-arg"), shown=True)
-    allocated = surroundings.variables.get("SLURM_CPUS_ON_NODE", ("", DEFAULT))[0] == str(len(layout.cpus))
+    allocated = surroundings.variables.get("SLURM_CPUS_ON_NODE") == str(len(layout.cpus))
     if len(layout.cpus) >= layout.allowed or allocated or value_of(typed, "auto") in ("node", "cores"):
         return None  # a job that has all of its CPUs on the node was not bound
     who, source = "what started ddplaunch (`taskset`, `numactl`)", Source("environment", "CPU affinity")
