@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
+import pytest
+
 from ddplaunch.hosts.json_lines import message_in
 from ddplaunch.hosts.session import collect
 from ddplaunch.hosts.session.answers import Question
@@ -73,6 +75,39 @@ def test_a_meeting_is_one_or_is_refused(links: Links) -> None:
         found = links.run(meet(asked, None, None))
         assert isinstance(found, Meeting) or found[0].code.startswith(("host", "port"))
         assert all(math.isfinite(clock[0]) for clock in (links.run(collect._clock(link)) for link in asked))
+
+
+class Told(Peer):
+    """A session that answers the same to all questions."""
+
+    def __init__(self, name: str, **reply: Any) -> None:
+        super().__init__(name, random.Random(0))
+        self._reply = reply
+
+    async def ask(self, *_: object) -> dict[str, Any]:
+        return self._reply
+
+
+AT = {"port": 29500, "addresses": ["10.0.0.1", "10.1.0.1"]}
+
+
+@pytest.mark.parametrize(
+    ("first", "reached", "code", "where"),
+    [
+        ({"listening": AT}, ("10.0.0.1", "10.1.0.1"), "hosts-not-connected", ("b", "c")),  # each another one
+        ({"listening": AT}, ("10.0.0.1", ""), "hosts-not-connected", ("c",)),
+        *(({"listening": {**AT, "port": port}}, ("10.0.0.1",) * 2, "port-taken", ("a",)) for port in (0, 1 << 16)),
+        ({"listening": {**AT, "problem": "Address already in use"}}, ("10.0.0.1",) * 2, "port-taken", ("a",)),
+        ({"listening": AT, "problem": "out of memory"}, ("10.0.0.1",) * 2, "host-answer-unknown", ("a",)),
+    ],
+)
+def test_who_keeps_hosts_from_meeting(
+    links: Links, first: dict[str, Any], reached: tuple[str, str], code: str, where: tuple[str, ...]
+) -> None:
+    routes = [[[address, "10.0.0.9", address]] if address else [] for address in reached]
+    others = (Told(name, reached=found) for name, found in zip("bc", routes, strict=True))
+    (finding,) = links.run(meet([cast(Link, peer) for peer in (Told("a", **first), *others)], None, None))  # type: ignore[misc]
+    assert (finding.code, finding.where) == (code, where)
 
 
 def test_a_question_to_such_a_host_is_answered_by_a_finding() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,8 @@ def test_a_launch_names_gpus_to_hip(nvml: NvmlFacts) -> None:
     variables = {each.name: each.value for each in decided}
     assert variables["HIP_VISIBLE_DEVICES"] == "1" and "CUDA_VISIBLE_DEVICES" not in variables
     assert "CUDA_DEVICE_ORDER" not in variables, "HIP has one order"
+    unknown = decide(said(nproc="1", gpus="1"), replace(facts, torch=Unavailable("not found")), selection=chosen)
+    assert "HIP_VISIBLE_DEVICES" in {each.name for each in unknown.environment}
     within = exported({"ROCR_VISIBLE_DEVICES": "1"}, (), nvml)
     (entry,) = select("1", nvml, within, frozenset(), None).entries
     assert entry.text == "GPU-a5a1e0c6de0f4d13", "an index would count among what ROCR leaves"

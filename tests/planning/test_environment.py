@@ -42,6 +42,7 @@ def test_a_gpu_launch_gets_what_debugging_needs() -> None:
     of_cpus = decide(said(device="cpu"))
     assert (of_cpus["CUDA_VISIBLE_DEVICES"].value, of_cpus["ACCELERATE_USE_CPU"].value) == ("", "true")
     assert "ACCELERATE_USE_CPU" not in found
+    assert decide(said(gpus="3,1"), selection=CHOSEN)["CUDA_VISIBLE_DEVICES"].source.kind == "flag"
     assert not any(name.startswith(("NCCL", "TORCH")) for name in of_cpus)
 
 
@@ -62,6 +63,7 @@ AS_IT_IS = "nothing is decided"
         ({"max_restarts": 3}, {}, STORE, "1"),
         ({"max_restarts": 0}, {}, STORE, AS_IT_IS),
         ({}, {"environ": {"NCCL_DEBUG": "INFO"}}, "NCCL_DEBUG", "INFO"),
+        ({}, {"environ": {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}}, "TORCH_NCCL_DUMP_ON_TIMEOUT", "0"),
         ({"nccl_debug": "TRACE"}, {"environ": {"NCCL_DEBUG": "INFO"}}, "NCCL_DEBUG", "TRACE"),
         ({"nccl_debug": "TRACE"}, {"pairs": (("NCCL_DEBUG", "WARN", BY_ENV),)}, "NCCL_DEBUG", "WARN"),
         ({}, {"pairs": (("WANDB_MODE", "offline", BY_ENV),)}, "WANDB_MODE", "offline"),
@@ -104,8 +106,9 @@ def test_the_flight_recorder_is_set_by_the_names_of_this_torch(torch: str | None
     [((), "no InfiniBand device"), ((InfinibandPort("mlx5_0", 1, "DOWN", "InfiniBand"),), "no InfiniBand port is up")],
 )
 def test_infiniband_is_disabled_where_none_is_up(ports: tuple[InfinibandPort, ...], reason: str) -> None:
-    variable = decide(facts=healthy_facts(network=healthy_network(infiniband=ports)))["NCCL_IB_DISABLE"]
-    assert variable.value == "1" and reason in variable.reason
+    found = decide(facts=healthy_facts(network=healthy_network(infiniband=ports)))
+    variable = found["NCCL_IB_DISABLE"]
+    assert variable.value == "1" and reason in variable.reason and "NCCL_DEBUG" in found
 
 
 def test_the_interface_on_the_route_is_named_to_nccl_exactly_and_to_gloo() -> None:
