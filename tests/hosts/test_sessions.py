@@ -155,8 +155,9 @@ def ask(links: Links, *names: str, deadline_s: float = 60, **more: Any) -> Any:
     return ask_all(links, names, start(links), question)
 
 
-def test_hosts_answer_with_their_facts_and_meet(links: Links, tmp_path: Path) -> None:
+def test_hosts_answer_with_their_facts_and_meet(links: Links, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").write_text("print()\n")
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
     sources = (("train.py", "digest here"), ("lacking.py", None))
     asked: dict[str, Any] = {
         "cwd": str(tmp_path),
@@ -169,7 +170,8 @@ def test_hosts_answer_with_their_facts_and_meet(links: Links, tmp_path: Path) ->
     assert [report.name for report in gathered.reports] == ["host-a", "host-b"]
     for report in gathered.reports:
         assert report.facts.environment["NCCL_DEBUG"] == "INFO"
-        assert report.script not in (None, "missing") and report.cwd_problem is None
+        assert report.facts.environment["PATH"] == f"{Path(sys.executable).parent}:/usr/bin:/bin"
+        assert report.script not in (None, "missing") and (report.cwd, report.cwd_problem) == (str(tmp_path), None)
         assert report.sources == (("train.py", report.script), ("lacking.py", "missing"))
         assert report.sources_here == sources[:1]
         assert abs(report.clock_ahead_s) <= report.clock_unsure_s + 0.1
@@ -177,6 +179,8 @@ def test_hosts_answer_with_their_facts_and_meet(links: Links, tmp_path: Path) ->
     assert isinstance(meeting, Meeting) and meeting.local == ("127.0.0.1", "127.0.0.1")
     taken = links.run(meet(gathered.links, meeting.port, "127.0.0.1"))
     assert isinstance(taken, Meeting) and taken.port == meeting.port  # the first meeting gave it back
+    (elsewhere,) = ask(links, "host-c", **{**asked, "cwd": "/nowhere"}).reports
+    assert (elsewhere.cwd_problem, elsewhere.sources) == ("No such file or directory", ())
     (apart,) = links.run(meet(gathered.links, None, "127.255.0.9 "))  # type: ignore[misc]
     assert (apart.code, apart.where) == ("hosts-not-connected", ("host-b",))
 

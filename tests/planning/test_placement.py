@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ddplaunch.machine.facts import CpuFacts, CpuLayout, Facts
-from ddplaunch.planning.launch import Launch, Placement
-from ddplaunch.planning.ranks.placement import workers_typed
+from ddplaunch.planning.launch import Launch, Placement, Target
+from ddplaunch.planning.ranks.placement import said_workers, workers_typed
 from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, ScriptReport
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Unavailable
@@ -210,3 +210,5 @@ def test_how_a_script_takes_workers(flags: tuple[str, ...], more: dict[str, Any]
     groups = [flags] if more.pop("same", False) else [(each,) for each in flags]
     report = ScriptReport("train.py", tuple(DeclaredOption(each, where, **more) for each in groups))
     assert workers_typed(report, "4") == typed
+    for word, workers in (("4", 4), ("many", None), ("²", None)):
+        assert said_workers(Target("script", "train.py", ("--workers", word))) == workers

@@ -85,18 +85,17 @@ def on_cpus(nvml: NvmlFacts | Unavailable, device: Resolved[DeviceWord] | None) 
     return variables
 
 
-def shown_gpus(gpus: tuple[str, ...] | None, typed: Resolved[str] | None, *, amd: bool = False) -> list[Variable]:
+def shown_gpus(gpus: tuple[str, ...] | None, typed: Resolved[str] | None, *, amd: bool) -> list[Variable]:
     """Return the variables that say which GPUs the ranks see and in which order; ``gpus`` is None if none were chosen.
 
     HIP (``amd``) has only one order.
     """
+    source = typed.source if typed else _DETECTED
     if amd:
-        source = typed.source if typed else _DETECTED
         return [] if gpus is None else [Variable(HIP_VISIBLE, ",".join(gpus), source, OF_THIS_LAUNCH)]
     order = Variable("CUDA_DEVICE_ORDER", "PCI_BUS_ID", DEFAULT, "GPU numbers mean what `nvidia-smi` shows")
     if gpus is None:
         return [order]
-    source = typed.source if typed else _DETECTED
     return [Variable(CUDA_VISIBLE, ",".join(gpus), source, OF_THIS_LAUNCH), order]
 
 
