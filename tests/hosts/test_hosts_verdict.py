@@ -118,27 +118,6 @@ def test_what_a_host_knew_counts_where_the_logs_only_show_a_signal(
     assert found.exit_status == 137
 
 
-def test_a_torchrun_that_was_told_to_end_is_not_why_ranks_could_not_connect(tmp_path: Path) -> None:
-    """A closed port between hosts: rank 1 gives up, and the launcher then ends node 0."""
-    outcomes = {
-        0: outcome(0, "terminated", rank(0, T + 3, None, "SIGTERM", "launcher")),
-        1: outcome(1, "failed", rank(1, T + 2, 1)),
-    }
-    ends = [HostEnd(0, "a", 143, told=15), HostEnd(1, "b", 1)]
-    verdict(tmp_path, ends, outcomes)
-    (tmp_path / "node-0/launcher.err").write_text(
-        "W1123 21:58:55.675000 117 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal, "
-        "shutting down workers\n"
-    )
-    (tmp_path / "node-1/attempt-0/rank-1.err").write_text(
-        "RuntimeError: Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:152] timed out connecting: "
-        "SO_ERROR: Connection timed out, remote=[10.77.0.1]:10648$1\n"
-    )
-    found = EndedLaunch(tmp_path, "x", T, ends, outcomes, None).outcome().diagnosis
-    assert found is not None and (found.code, found.rank, found.host) == ("wrong-network-interface", 1, "b")
-    assert "[10.77.0.1]:10648" in found.what and "on all ports" in found.fixes[0]
-
-
 def test_interrupted(tmp_path: Path) -> None:
     outcomes = {node: outcome(node, "terminated", rank(node, T, None, "SIGINT", "launcher")) for node in (0, 1)}
     ends = [HostEnd(0, "a", 130, told=2), HostEnd(1, "b", 130, told=2)]
