@@ -220,28 +220,24 @@ def _cuts(loop: ast.AST) -> bool:
 
 
 def _changed(option: DeclaredOption, flow: Flow) -> str:
-    """Return what changes or refuses the value that is passed for an option, as a clause; empty if nothing does."""
+    """Return what changes the value that is passed for an option, as a clause; empty if nothing does."""
     flag, own = option.flags[0], option.parser in ("argparse", "click")
     if own and flow.is_own(option.kind or ""):
         return f"`{option.kind}` converts the value of `{flag}` ({option.at})"
     if option.parser == "argparse" and option.kind is None and is_number(option.default or ""):
         return f"`{flag}` has no type, its value stays text ({option.at})"
-    one = re.compile(rf"\b{option.dest} == 1\b")
     for part in flow.parts:
         unit = _UNIT_NAME.search(part.source.text)
         if unit and option.meaning not in ENDS:
             return f"`{flag}` may count in the unit of `{unit[0]}`"
-        for node in (*part.of(ast.Assert), *(part.calls_of("update", "setattr") if own else ()), *part.of(ast.Assign)):
+        for node in (*(part.calls_of("update", "setattr") if own else ()), *part.of(ast.Assign)):
             if isinstance(node, ast.Assign):
-                harm = "overwrite" if _replaces(node, option.dest, part, flow) else ""
+                overwrites = _replaces(node, option.dest, part, flow)
             else:
-                text = ast.unparse(node)
-                made = (flow.made_of(each, part) for each in ast.walk(node))  # type: ignore[arg-type]  # or of nothing
-                refused = one.search(text) and {option.dest} in made  # type: ignore[operator]  # no local name
-                harm = "refuse" if refused else "overwrite" if _OVERWRITES.match(text) else ""
-            fills = harm and any("None" in ast.unparse(test) for test, _ in flow.known.conditions(node, part))
-            if harm and not fills and flow.known.runs(node, part):
-                return f"{at(node, part.source)} may {harm} `{flag}`"
+                overwrites = _OVERWRITES.match(ast.unparse(node)) is not None
+            fills = overwrites and any("None" in ast.unparse(test) for test, _ in flow.known.conditions(node, part))
+            if overwrites and not fills and flow.known.runs(node, part):
+                return f"{at(node, part.source)} may overwrite `{flag}`"
     return ""
 
 

@@ -42,8 +42,11 @@ _LOCAL_NAME = re.compile(
     r"(?i)_?(?:n_?gpus?(?:_per_node)?|num_?gpus?(?:_per_node)?|gpus?_(?:num|count)|device_count|local_world_size)"
 )
 _DEVICE_LIST = re.compile(r"(?i)_?(?:\w+_)?(?:gpu|device|cuda)(?:s|_?ids?|_list)")
-# Objects that have attributes of their own with the names of options, as DeepSpeed's engine its local rank.
-_NO_OPTIONS = re.compile(r"(?i)(?:engine|accelerator|model|loader|optimizer)$")
+# Objects whose attributes are options, by their names: not the ``batch_size`` of a batch, nor an engine's local rank.
+_HAS_OPTIONS = re.compile(
+    r"(?i)^$|^(?!.*(?:engine|accelerator|model|loader|optimizer)\W*$)"
+    r".*(?:arg|opts?\b|options?|conf|cfg|param|flags|settings|hps?\b|_c\b|\bself\W*$|^\w\W*$)"
+)
 #: The factor of an expression that depends on samples or ranks in a way that is not understood.
 UNREAD = "?unread"
 _SYMBOLS = {"WORLD_SIZE": WORLD, "LOCAL_WORLD_SIZE": LOCAL_WORLD}
@@ -323,8 +326,9 @@ class Flow:
         if _WORLD_NAME.fullmatch(name):
             yield _factor(WORLD)
             return
-        owner = last(getattr(node, "value", None))
-        option = self._options.get(name) if not _NO_OPTIONS.search(owner) else None
+        option = self._options.get(name)
+        if option and not _HAS_OPTIONS.search(ast.unparse(node).rpartition(name)[0]):
+            option = None
         if option is not None and (not isinstance(node, ast.Name) or self._is_parameter(node, part, option)):
             yield _factor(name)
         key = ("attribute", name) if not isinstance(node, ast.Name) else (self._scope(node, part), name)

@@ -14,13 +14,7 @@ from typing import Any, Final
 from ddplaunch.script.names import dotted, last, string
 from ddplaunch.script.reachable import ReachablePart
 
-
-class _Unknown:
-    def __repr__(self) -> str:
-        return "UNKNOWN"
-
-
-UNKNOWN: Final = _Unknown()
+UNKNOWN: Final = object()
 
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,

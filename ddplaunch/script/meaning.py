@@ -205,7 +205,7 @@ class _Reader:
         counted = [
             use
             for use in own
-            if all(name in counting or name.startswith("?") for name, _ in use.product.powers)
+            if all(name in counting or (name[0] == "?" and power < 0) for name, power in use.product.powers)
             and all(use.product.power(name) <= 0 for name in self.accums)
         ]
         micros = self.micros - {option.dest}
@@ -312,15 +312,12 @@ def _plain(meaning: Meaning, options: Sequence[DeclaredOption]) -> str | None:
     """Return the first flag of the option that is plainly meant among several of one meaning, or None.
 
     Of learning rates that is the only one that the script does not scale, if it scales others, or the only one called
-    just ``lr`` or ``learning-rate``; of batch sizes the only one whose name says that it is one rank's.
+    just ``lr`` or ``learning-rate``; of others, as of the batches of several stages, none.
     """
-    if meaning == "lr":
-        scaled = any(option.rule for option in options)
-        named = [option for option in options if last_word(option.flags[0]) in ("lr", "learning-rate")]
-        plain = [option for option in options if option.rule is None] if scaled else named
-    else:
-        plain = [option for option in options if _RANK_NAME.search(last_word(option.flags[0]))]
-    return plain[0].flags[0] if len(plain) == 1 else None
+    scaled = any(option.rule for option in options)
+    named = [option for option in options if last_word(option.flags[0]) in ("lr", "learning-rate")]
+    plain = [option for option in options if option.rule is None] if scaled else named
+    return plain[0].flags[0] if len(plain) == 1 and meaning == "lr" else None
 
 
 def _ambiguous(

@@ -41,12 +41,8 @@ def _written_down(groups: Sequence[Place], parts: Sequence[ReachablePart], flow:
             method = string(keyword(call, "init_method") or next(iter(call.args[1:]), ast.Constant("env://"))) or ""
             by_environment = by_environment or (method == "env://" and keyword(call, "store") is None)
             if method.startswith("tcp://") and not _is_tried(call, part):
-                # an address without size and rank is refused: the corrected line leaves out all three
-                items = [*call.args, *call.keywords]
-                aside = ("init_method", "world_size", "rank")
-                kept = [ast.unparse(item) for item in items if getattr(item, "arg", "") not in aside]
-                corrected = f"{ast.unparse(call.func)}({', '.join(kept)})"
-                yield Mistake("rendezvous-in-script", at(call, part.source), corrected, method)
+                # an address without size and rank is refused, and torch chooses the backend by the device
+                yield Mistake("rendezvous-in-script", at(call, part.source), f"{ast.unparse(call.func)}()", method)
     around = [None, *(flow.function_of(call, home) for call, home in groups)]
     for part in parts if by_environment else ():
         for node in part.of(ast.Assign):

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Final
 
 from ddplaunch.script.flow import DISPLAYS, Flow
+from ddplaunch.script.known import NAMESPACES
 from ddplaunch.script.names import Function, FunctionNodes, at, dotted, keyword, last, string
 from ddplaunch.script.options.fields import is_training_arguments
 from ddplaunch.script.reachable import ReachablePart, environment_names, is_environ
@@ -126,7 +127,8 @@ def ranks_of(outside: Outside, options: Sequence[DeclaredOption]) -> GroupSetUp:
     sets_rank = any(True for part in parts for _ in _set_in_environment(part, "RANK"))
     # a group with a rank of the script's own, not with the one in the environment
     own = not aware and (sets_rank or all(keyword(call, "rank") is not None for call, _ in set_ups))
-    joined = (not alone and not own) or any(outside.obstacle(*place) is None for place in frames)
+    joining = [place for place in (*(() if own else set_ups), *frames) if outside.obstacle(*place) is None]
+    joined = not all(_is_configured(node, part, flow) for node, part in joining)
     if joined or not alone:
         return GroupSetUp(joined=joined and certain is None)
     if _SPAWN in obstacles:
@@ -145,6 +147,16 @@ def ranks_of(outside: Outside, options: Sequence[DeclaredOption]) -> GroupSetUp:
             if switches:
                 return GroupSetUp(off=at(call, part.source), switches=switches)
     return GroupSetUp()
+
+
+def _is_configured(node: ast.expr, part: ReachablePart, flow: Flow) -> bool:
+    """Return whether a key of a configuration that was not read decides if ``node`` runs."""
+    return any(
+        last(getattr(key, "value", None)) in NAMESPACES and not (flow.bound(key, part) or flow.made_of(key, part))  # type: ignore[arg-type]  # or of nothing
+        for test, _ in flow.known.conditions(node, part)
+        if flow.known.decide(test, part) is None
+        for key in ast.walk(test)
+    )
 
 
 def device_from_option(parts: Sequence[ReachablePart], flow: Flow, option: DeclaredOption) -> DeclaredAt | None:
@@ -277,20 +289,22 @@ def devices_of(outside: Outside) -> Iterator[FixedDevices]:
             (item.arg or "**", item.value, call)
             for call in trainers
             for item in call.keywords
-            if item.arg in (None, "devices", "gpus")
+            if item.arg in (None, "devices", "gpus", "num_nodes")
         ] + [("**", each, each) for each in trainers if last(each.func) == "from_argparse_args"]
         own = _set_in_environment(part, "CUDA_VISIBLE_DEVICES")
         for name, value, node in (*fixed, *(("CUDA_VISIBLE_DEVICES", each.value, each) for each in own)):
             devices = flow.known.value(value, part)
-            by_launch = devices in _EVERY_DEVICE or not flow.made_of(value, part).isdisjoint((WORLD, LOCAL_WORLD))
+            by_launch = devices in (*_EVERY_DEVICE, 1 if name == "num_nodes" else None) or not flow.made_of(
+                value, part
+            ).isdisjoint((WORLD, LOCAL_WORLD))
             if not by_launch and outside.obstacle(node, part) is None:
                 yield FixedDevices(name, _number_of(devices, name), at(node, part.source))
 
 
 def _number_of(devices: object, name: str) -> int:
     """Return how many devices ``2`` or ``[0, 1]`` are, or the variable's ``"0,1"``; 0 if that is not known."""
-    if isinstance(devices, str):
-        return devices.count(",") + 1 if name == "CUDA_VISIBLE_DEVICES" else 0
+    if isinstance(devices, str) or name == "num_nodes":
+        return str(devices).count(",") + 1 if name == "CUDA_VISIBLE_DEVICES" else 0
     return len(devices) if isinstance(devices, tuple) else devices if type(devices) is int else 0
 
 

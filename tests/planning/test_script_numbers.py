@@ -169,7 +169,7 @@ TAKES_EPOCHS = "`--warmup-epochs` takes epochs (train.py:31)"
         (replace(report(LR), instead=(Instead("accum", "unread"),)), ["unread", "no option for it was found"]),
         (
             replace(report(EPOCHS, ACCUM), ambiguous=(("lr", ("--lr", "--rate")),)),
-            ["`--lr` and `--rate` could take it; `--lr-option=--lr` decides", TAKES_EPOCHS],
+            ["`--lr` and `--rate` could take it", TAKES_EPOCHS],
         ),
         (replace(report(), configs=("a.yaml",)), ["no key for it was found in a.yaml"] * 3),
     ],
@@ -341,12 +341,12 @@ def test_a_reference_batch_of_the_script_is_the_base_of_a_given_learning_rate() 
 
 def test_what_the_script_may_train_with_instead_is_said_of_each_number() -> None:
     doubtful = replace(option("--batch_size", "batch_size"), doubt="train.py:40 may overwrite `--batch_size`")
-    own = Instead("accum", "train.py:12 decides the accumulation")
+    own = Instead("accum", "train.py:12 may decide the accumulation")
     script = replace(report(doubtful), instead=(own,))
     result = forward((), plan("batch_size", "lr"), script)
     assert result.doubts == (
         ("batch_size", "train.py:40 may overwrite `--batch_size`"),
-        ("accum", "train.py:12 decides the accumulation"),
+        ("accum", "train.py:12 may decide the accumulation"),
         ("lr", "not passed, train.py decides"),
     )
     reason = NO_SCRIPT.reason

@@ -51,6 +51,8 @@ LOADED = "loader = DataLoader(data, batch_size=args.batch_size)"
         (BATCH, "local = args.batch_size // dp_size", "total_batch_size", "divides it by the world size"),
         (BATCH, "n = 40\nn //= args.world_size\nlog(args.batch_size * n)", "batch_size", ""),
         (BATCH, "b, n = args.batch_size, args.world_size\nlocal = int(b / n)", "total_batch_size", "divides it"),
+        (BATCH, "n = len(data) // dist.get_world_size() * args.batch_size", "batch_size", ""),
+        (BATCH, "for batch in data:\n    n = batch.batch_size // dist.get_world_size()", "batch_size", ""),
         (BATCH + AND % "heads", "n = args.heads / dist.get_world_size() * args.batch_size", "batch_size", ""),
         (BATCH, "total = args.batch_size * dist.get_world_size()", "batch_size", ""),
         (BATCH, "print(args.batch_size / dist.get_world_size())", "batch_size", ""),
@@ -370,7 +372,7 @@ def test_an_option_that_the_script_computes_from_others_takes_no_number(tmp_path
     assert rule is not None and rule.powers == (("batch_size", 1.0),)
     assert rule.constant == pytest.approx(1 / 256)
     kept = read(tmp_path, script(declared, "if args.lr is None:\n    args.lr = args.base_lr * 2"))
-    assert {item.flags[0] for item in kept.options if item.meaning} >= {"--lr", "--batch_size_per_gpu"}
+    assert "--lr" in {item.flags[0] for item in kept.options if item.meaning}
 
 
 @pytest.mark.parametrize(
@@ -548,7 +550,6 @@ ACCELERATED = "import accelerate\nsched = get_scheduler('linear', num_warmup_ste
         (ACCUM, "for micro in range(args.accum):\n    loss.backward()", ""),
         (ACCUM, "for i in range(args.accum):\n    loss = f(x[i::args.accum])\n    loss.backward()", "`--accum"),
         (ACCUM, "steps = len(data) // args.accum\nopt.step()", UNSTEPPED % 5),
-        (ACCUM, "assert args.accum == 1\nA(gradient_accumulation_steps=args.accum)", "train.py:8 may refuse `--accum`"),
         (BATCH, "batch_size, width = inputs.shape\nassert batch_size == 1\n" + LOADED, ""),
     ],
 )

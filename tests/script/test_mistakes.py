@@ -23,11 +23,11 @@ WITHOUT_LAUNCHER = (
     [
         (GROUP, 0, ""),
         (PORT + GROUP, 4, 'os.environ.setdefault("MASTER_PORT", "12355")'),
-        (GROUP.replace('")', '", init_method="tcp://127.0.0.1:23456")'), 4, "dist.init_process_group('nccl')"),
+        (GROUP.replace('")', '", init_method="tcp://127.0.0.1:23456")'), 4, "dist.init_process_group()"),
         (  # an address with size and rank is one mistake
             GROUP.replace('")', '", init_method="tcp://localhost:9999", world_size=1, rank=0)'),
             4,
-            "dist.init_process_group('nccl')",
+            "dist.init_process_group()",
         ),
         ('os.environ.setdefault("MASTER_PORT", "12355")\n' + GROUP, 0, ""),
         (f'if "RANK" not in os.environ:\n    {PORT}{GROUP}', 0, ""),

@@ -111,7 +111,7 @@ def _doubts_of(args: Sequence[str], plan: Plan, script: ScriptReport) -> dict[st
     for option in script.options:  # whose default is not known
         known = (option.default or "").isdecimal() or given(args, option, script.options)
         if option.meaning == "accum" and option.meaning not in plan.given and not known:
-            doubts["accum"] = f"{option.at} decides the accumulation"
+            doubts["accum"] = f"{option.at} may decide the accumulation"
     return doubts
 
 
@@ -204,8 +204,8 @@ def _missing(family: str, value: str, plan: Plan, script: ScriptReport | Unavail
     shared = next((flags for meaning, flags in script.ambiguous if meaning in FAMILIES[family]), ())
     if shared:
         could = listed([f"`{each}`" for each in shared], last=" and ")
-        choices = " or ".join(f"`{flag}={each}`" for each in shared)
-        return Missing(family, value, f"{could} could take it; `{flag}={shared[0]}` decides", choices)
+        choices = listed([f"`{flag}={each}`" for each in shared], last=" or ")
+        return Missing(family, value, f"{could} could take it", choices)
     named = read if script.complete else f"name its option, `{flag}=NAME`; or {placed}"
     stands = next((each for each in script.instead if each.meaning in FAMILIES[family]), None)
     if stands is not None:
