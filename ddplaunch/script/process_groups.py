@@ -127,8 +127,10 @@ def ranks_of(outside: Outside, options: Sequence[DeclaredOption]) -> GroupSetUp:
     sets_rank = any(True for part in parts for _ in _set_in_environment(part, "RANK"))
     # a group with a rank of the script's own, not with the one in the environment
     own = not aware and (sets_rank or all(keyword(call, "rank") is not None for call, _ in set_ups))
-    joining = [place for place in (*(() if own else set_ups), *frames) if outside.obstacle(*place) is None]
-    joined = not all(_is_configured(node, part, flow) for node, part in joining)
+    joined = any(
+        outside.obstacle(node, part) is None and not _is_configured(node, part, flow)
+        for node, part in (*(() if own else set_ups), *frames)
+    )
     if joined or not alone:
         return GroupSetUp(joined=joined and certain is None)
     if _SPAWN in obstacles:
