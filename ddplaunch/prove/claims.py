@@ -45,7 +45,7 @@ class ProofAnswer:
     @property
     def findings(self) -> list[Finding]:
         """The findings of wrong claims."""
-        return [claim.finding for claim in self.claims if claim.finding is not None]
+        return [claim.finding for claim in self.claims if claim.finding]
 
     @property
     def is_wrong(self) -> bool:

@@ -114,7 +114,7 @@ def _of_gradients(subject: str, steps: Sequence[Step]) -> Claim:
     """Return the one claim about the gradients of an optimizer."""
     for claim in _not_kept(subject, steps):
         return claim
-    found = [(step, one) for step in steps if (one := averaged(step)) is not None]
+    found = [(step, one) for step in steps if (one := averaged(step))]
     if not found:
         return still_open(subject, "no gradient was seen, or ranks hold parts of the parameters")
     for claim in sorted(chain(*(_judged(subject, *one) for one in found)), key=lambda claim: claim.verdict == "open"):
@@ -142,7 +142,7 @@ def _judged(subject: str, step: Step, one: Averaged) -> Iterator[Claim]:
         yield wrong(subject, "gradients-not-averaged", event["line"], which=which)
     elif one.clipped_before:
         yield wrong(subject, "clipped-before-average", event["line"])
-    elif one.factor is None:
+    elif not one.factor:
         yield still_open(subject, "the same on all ranks, but not a multiple of the mean: the script computes its own")
     elif near(one.factor, 1 / len(event["passes"])):  # 1, or divided by the script after accumulation
         return

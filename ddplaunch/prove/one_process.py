@@ -39,7 +39,7 @@ def one_process_claims(ranks: Recorded, alone: Recorded) -> Iterator[Claim]:
 def _of_gradients(step: Step, single: Event, first: Fit) -> Claim:
     """Return the claim about the gradients of the first step; ``first`` has the ranks' by those of one process."""
     world, line = len(step), step[0]["line"]
-    mine, its = (made.factor or 1.0 if (made := averaged(one)) is not None else 1.0 for one in (step, [single]))
+    mine, its = (made.factor or 1.0 if (made := averaged(one)) else 1.0 for one in (step, [single]))
     factor = first.factor * mine / its
     for number, times in ((world, f"{world} times"), (1 / world, f"1/{world} of")):
         if first.residual < _RANDOM and abs(factor / number - 1) < max(ROUNDED, first.residual):

@@ -27,10 +27,17 @@ ALONE = "one-process"
 #: The source of flags that a proof sets.
 OWN = Source("flag", "prove")
 #: Flags of numbers that depend on the number of ranks.
-_NUMBERS = (
-    *("batch_size", "global_batch_size", "base_batch_size"),
-    *("lr", "base_lr", "lr_scaling", "lr_max_factor", "warmup", "base_warmup"),
-)
+_NUMBERS = {
+    "batch_size",
+    "global_batch_size",
+    "base_batch_size",
+    "lr",
+    "base_lr",
+    "lr_scaling",
+    "lr_max_factor",
+    "warmup",
+    "base_warmup",
+}
 #: Starts the recorder in a rank, and then imports the sitecustomize that this file hides, if there is one.
 _SITE = """
 import sys
@@ -64,7 +71,6 @@ class Proof:
         self._world = launch.topology.world_size
         self._began_s = time.monotonic()
         self._recorded: dict[str, Recorded] = {}
-        self._problem: Finding | None = None
         base.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._folder = Path(tempfile.mkdtemp(prefix="prove-", dir=base)).absolute()
 
@@ -84,8 +90,8 @@ class Proof:
         yield self._part(RANKS, self._world, self._said)
         if self._world == 1 or not self._recorded[RANKS].steps():
             return
-        alone = {name: value for name, value in self._said.items() if name not in (*_NUMBERS, "gpus")}
-        if {*_NUMBERS} & {*self._said}:
+        alone = {name: value for name, value in self._said.items() if name not in _NUMBERS | {"gpus"}}
+        if _NUMBERS & {*self._said}:
             numbers = self._launch.numbers
             batch = numbers.batch_size and Resolved(numbers.batch_size.value * self._world, OWN)
             kept = {"batch_size": batch, "lr": numbers.lr, "warmup": numbers.warmup_steps}
@@ -104,15 +110,13 @@ class Proof:
         return name, ranks, {**said, "env": (*said.get("env", ()), *variables)}
 
     def ended(self, problem: Finding | None) -> None:
-        """Read what the last trial recorded; keep why the first one failed."""
-        self._recorded[self._name] = read_recording(self._folder / self._name)
-        if self._name == RANKS:
-            self._problem = problem
+        """Read what the last trial recorded; keep why it failed: without a step of the ranks there is no other."""
+        self._recorded[self._name], self._problem = read_recording(self._folder / self._name), problem
 
     def judged(self) -> ProofAnswer:
         """Return all claims."""
         steps = len(self._recorded[RANKS].steps())
-        if self._problem is not None and not steps and self._problem.code != "trial-ended-early":
+        if self._problem and not steps and self._problem.code != "trial-ended-early":
             claims = [Claim("the script", "wrong", self._problem.what, self._problem)]
         else:
             claims = claims_of(self._recorded, self._world)

@@ -6,7 +6,7 @@ without a DataLoader are judged by the inputs of their models.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain, groupby
 
@@ -26,7 +26,7 @@ def sample_claims(recorded: Recorded) -> Iterator[Claim]:
     firsts = [events[0] for events in trained if events]
     yield _of_samples(recorded, firsts)
     yield from _of_epochs(trained[0])
-    yield from _of_random_numbers(firsts)
+    yield from _of_random_numbers(recorded, firsts)
     yield from _of_evaluation(recorded)
     yield from _of_files(recorded)
 
@@ -56,11 +56,9 @@ def _of_samples(recorded: Recorded, firsts: Sequence[Event]) -> Claim:
     repeated, total = ranks_of.total() - len(ranks_of), len(ranks_of)
     if not parts or len(parts[0]) < _FEW:
         return still_open(_SAMPLES, "too few different ones were seen")
-    if len(set(map(tuple, parts))) == 1:
-        samples = f"all {world} ranks train on the same {len(parts[0])} samples"
-        return wrong(_SAMPLES, "data-not-divided", line, samples=samples)
-    if is_one and whole and all(len({*part}) > whole - spare for part in parts):
-        samples = f"each of {world} ranks trains on all {whole} samples: its DataLoader has a {firsts[0]['sampler']}"
+    have_all = is_one and whole and all(len({*part}) > whole - spare for part in parts)
+    if have_all or len(set(map(tuple, parts))) == 1:
+        samples = f"all {world} ranks train on the same {total} samples"
         return wrong(_SAMPLES, "data-not-divided", line, samples=samples)
     is_drawn = any(len({*part}) < _DRAWN_ONCE * len(part) for part in parts)
     if repeated > spare and not is_drawn:
@@ -88,11 +86,18 @@ def _of_epochs(trained: Sequence[Event]) -> Iterator[Claim]:
         yield wrong("epochs", "sampler-epoch-not-set", trained[0]["line"])
 
 
-def _of_random_numbers(firsts: Sequence[Event]) -> Iterator[Claim]:
-    """Yield a claim if a sample is random, and ranks draw the same numbers for it."""
+def _of_random_numbers(recorded: Recorded, firsts: Sequence[Event]) -> Iterator[Claim]:
+    """Yield a claim if a sample is random, or noise is drawn for each sample of a step, and alike on all ranks."""
     drawn = {tuple(one.get("drawn", ())) for one in firsts}
     if len(drawn) == 1 and len({*drawn.pop()}) > 1:
         yield wrong("random numbers", "random-numbers-alike", firsts[0]["line"])
+        return
+    for step in recorded.steps():
+        # noise for the samples of all ranks, of which each takes a part, has more rows than an input
+        noise = [one for one in step[0]["noise"] if len(one) in map(len, step[0]["inputs"])]
+        if not any(all(one in event["noise"] for event in step) for one in noise):
+            return
+    yield wrong("random numbers", "random-numbers-alike", step[0]["line"])
 
 
 def _of_evaluation(recorded: Recorded) -> Iterator[Claim]:
@@ -120,5 +125,4 @@ def _of_files(recorded: Recorded) -> Iterator[Claim]:
     written = [{event["path"]: event["line"] for event in events} for events in recorded.of("file")]
     ranks_of = Counter(chain(*written))
     if shared := [path for path, ranks in ranks_of.items() if ranks > 1]:
-        line = next(lines[shared[0]] for lines in written if shared[0] in lines)
-        yield wrong("files", "file-of-all-ranks", line, files=listed(shared))
+        yield wrong("files", "file-of-all-ranks", ChainMap(*written)[shared[0]], files=listed(shared))

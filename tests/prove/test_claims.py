@@ -27,7 +27,7 @@ def step(rank: int, taken: Sequence[float], after: Sequence[float] | None = None
     parameter |= {"backward": taken if after is None else after, "step": taken}
     made = {"event": "step", "optimizer": 0, "kind": "SGD", "line": "train.py:9"}
     made |= {"settings": [{"lr": 0.1}], "closure": False, "scale": 1.0, "passes": ["train.py:8"]}
-    made |= {"inputs": [[rank, 7]], "weighed": False, "discarded": [], "parameters": [parameter]}
+    made |= {"inputs": [[rank, 7]], "noise": [], "weighed": False, "discarded": [], "parameters": [parameter]}
     return {**made, **changes}
 
 
@@ -197,6 +197,9 @@ def test_epochs_of_one_order_files_and_random_numbers_of_all_ranks() -> None:
     for drawn, expected in (([11, 12], {"random-numbers-alike"}), ([11, 11], set())):
         ranks = ([given(part, drawn=drawn), one] for part in (EVEN, ODD))
         assert codes(list(sample_claims(recorded(*ranks)))) == expected
+    for noise, expected in (([[5, 6]], {"random-numbers-alike"}), ([[5, 6, 7, 8]], set()), ([], set())):
+        ranks = ([given(part), step(rank, MEAN, noise=noise)] for rank, part in enumerate((EVEN, ODD)))
+        assert codes(list(sample_claims(recorded(*ranks)))) == expected
 
 
 def test_models_that_evaluate_and_differ() -> None:
@@ -212,8 +215,8 @@ def test_models_that_evaluate_and_differ() -> None:
 
 
 def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / "rank-10.jsonl").write_text('{"event": "end"}\n{"eve')
-    (tmp_path / "rank-9.jsonl").write_text("")
+    (tmp_path / "rank-000010.jsonl").write_text('{"event": "end"}\n{"eve')
+    (tmp_path / "rank-000009.jsonl").write_text("")
     assert read_recording(tmp_path).ranks == ((), ({"event": "end"},))
 
 

@@ -30,14 +30,14 @@ class KeptBatches:
 
     def keep(self, name: str, batch: Any, indices: list[Any]) -> None:
         """Save a batch; ``indices`` has one list, of its samples, or none."""
-        torch.save((batch, *indices), self._folder / f"rank-{self._rank}-{name}")
+        torch.save((batch, *indices), self._folder / f"rank-{self._rank:06}-{name}")
 
     def joined(self, name: str, collated: Callable[[list[Any]], Any]) -> Any:
         """Return the batches of all ranks as one; those of several lengths by ``collated``, from their indices.
 
         Raises StopIteration if there are none, and errors of any kind if they cannot be joined.
         """
-        paths = sorted(self._folder.glob(f"rank-*-{name}"), key=lambda path: int(path.name.split("-")[1]))
+        paths = sorted(self._folder.glob(f"rank-*-{name}"))
         if not paths:
             raise StopIteration
         batches, *indices = zip(*(torch.load(path, weights_only=False) for path in paths), strict=True)

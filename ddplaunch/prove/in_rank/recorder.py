@@ -1,6 +1,6 @@
 """Records, inside a rank, the gradients, samples, rates and files of its first steps, and then ends the script.
 
-It writes one JSON object a line to ``rank-N.jsonl``. It exchanges nothing with other ranks, so it cannot make them
+It writes one JSON object a line to ``rank-00000N.jsonl``. It exchanges nothing with other ranks, so it cannot make them
 wait: tensors are written as sketches, and compared by the launcher. Epochs end after a few steps, so that evaluation,
 saving and a second epoch are reached. Dropout is off, because its masks would differ from those of one process.
 
@@ -35,6 +35,7 @@ from ddplaunch.prove.in_rank.sketch import fingerprints, probed, sketch
 Hook = Callable[..., Any]
 
 _MOST_BATCHES = 20_000
+_NOISE = ("normal", "rand", "rand_like", "randn", "randn_like")  # functions of torch
 _COMBINING = ("all_reduce", "all_gather", "gather", "reduce")  # how names of collectives begin that combine results
 
 
@@ -71,18 +72,20 @@ class Recorder:
         """Write to ``folder`` until ``most_steps`` steps of the first optimizer are made."""
         self._folder, self._world, self._most_steps, self._owner = folder, world, most_steps, os.getpid()
         self._batches = KeptBatches(folder.parent / RANKS, rank, replayed=folder.name != RANKS)
-        self._file = (folder / f"rank-{rank}.jsonl").open("w", buffering=1)
+        self._file = (folder / f"rank-{rank:06}.jsonl").open("w", buffering=1)
         self._here = f"{Path.cwd()}{os.sep}"
         self._made = 0  # steps of the first optimizer
         self._since: dict[Any, int] = {}  # the first backward pass for the next step of each optimizer
         self._parameters: dict[int, _Parameter] = {}
         self._named: dict[int, str] = {}  # the parameters of modules that were called
         self._called: dict[int, Any] = {}  # modules
-        self._plateaus: dict[int, Any] = {}  # schedules that follow a metric
+        self._plateaus: list[Any] = []  # schedules that follow a metric
         self._passes: list[str] = []  # the line of each backward pass
         self._evaluations = 0  # calls of modules without gradients
         self._fresh, self._weighed, self._probed = True, False, False
         self._inputs: list[list[int]] = []
+        self._noise: list[list[int]] = []
+        self._drawn = 0  # how many of these the last backward pass could depend on
         self._scalers: list[Any] = []
         self._loaders: Counter[Any] = Counter()  # passes over each DataLoader
         self._open: dict[int, dict[str, Any]] = {}  # passes over DataLoaders that are not over
@@ -95,7 +98,7 @@ class Recorder:
     def line(self) -> str:
         """Return the line of the script, or of its own packages, that is being executed; "" if there is none."""
         frame: Any = sys._getframe(1)
-        while frame is not None and not self.is_own(frame):
+        while frame and not self.is_own(frame):
             frame = frame.f_back
         return f"{frame.f_code.co_filename.removeprefix(self._here)}:{frame.f_lineno}" if frame else ""
 
@@ -105,10 +108,6 @@ class Recorder:
         return (name.startswith(self._here) or name[0] not in "/<") and "site-packages" not in name
 
     # Backward passes and steps
-
-    def added(self, optimizer: Any) -> None:
-        """Note a new optimizer."""
-        self._since.setdefault(optimizer, 0)
 
     def _trained(self, optimizer: Any) -> list[_Parameter]:
         """Return the parameters of an optimizer; each has a hook that notes the rank's own gradients."""
@@ -128,7 +127,7 @@ class Recorder:
         """Hook new parameters, and note which gradients were cleared."""
         for one in chain(*map(self._trained, self._since)):
             one.look()
-        self._fresh = True
+        self._fresh, self._drawn = True, len(self._noise)
         self._passes.append(self.line())
 
     def after(self, when: str) -> None:
@@ -146,32 +145,32 @@ class Recorder:
 
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Write everything about this step; end the script after the last one."""
-        self.added(optimizer)
-        since, groups, mine = self._since[optimizer], optimizer.param_groups, self._trained(optimizer)
-        closure = any(map(callable, (*args[1:], kwargs.get("closure"))))
+        since, mine = self._since.setdefault(optimizer, 0), self._trained(optimizer)
+        number = [*self._since].index(optimizer)
         passes = sorted({number for one in mine for number, _ in one.own if number >= since})
         lost = {number for one in mine for number in one.lost if number >= since}.difference(passes)
-        metrics = [f"{one.best:.4g}" for one in self._plateaus.values() if one.optimizer is optimizer]
+        metrics = [f"{one.best:.4g}" for one in self._plateaus if one.optimizer is optimizer]
         settings = [
             {name: float(value) if name == "lr" else str(value) for name, value in group.items() if name != "params"}
-            for group in groups
+            for group in optimizer.param_groups
         ]
         self.write(
             "step",
-            optimizer=[*self._since].index(optimizer),
+            optimizer=number,
             kind=type(optimizer).__name__,
             line=self.line(),
             settings=[*settings, {"metric": ", ".join(metrics)}],
-            closure=closure,
-            scale=self._scale(),
+            closure=any(map(callable, (*args[1:], kwargs.get("closure")))),
+            scale=max((one.get_scale() for one in self._scalers), default=1.0),
             passes=[self._passes[number] for number in passes],
             inputs=self._inputs,
+            noise=self._noise[: self._drawn],
             weighed=self._weighed,
             discarded=[self._passes[number] for number in sorted(lost)],
             parameters=[self._parameter(one, since) for one in mine],
         )
-        self._made += optimizer is next(iter(self._since))
-        self._since[optimizer], self._inputs = len(self._passes), []
+        self._made += not number
+        self._since[optimizer], self._inputs, self._noise = len(self._passes), [], []
         self._note_states()
         if self._made >= self._most_steps:
             self._end()
@@ -185,9 +184,6 @@ class Recorder:
             "own": one.summed(range(since, len(self._passes))),
             "stale": one.summed(range(since)),
         }
-
-    def _scale(self) -> float:
-        return next((float(one.get_scale()) for one in self._scalers if one.is_enabled()), 1.0)
 
     def _end(self) -> None:
         """End the script once all ranks are here: others may still need this one in a collective. Wait 20 s at most."""
@@ -258,14 +254,14 @@ class Recorder:
     def indexed(self, iterator: Any, original: Callable[[Any], Any]) -> Any:
         """Return the indices that a DataLoader loads next, and note them."""
         index = original(iterator)
-        if (one := self._open.get(id(iterator))) is not None:
+        if one := self._open.get(id(iterator)):
             one["indices"].append(_indices(index))
         return index
 
     def fetch(self, iterator: Any, fetched: Callable[[], Any]) -> Any:
         """Return the next batch, or end the pass early by StopIteration."""
         one = self._open.get(id(iterator))
-        if one is None:
+        if not one:
             return fetched()
         passes, evaluations, steps = one["began"]
         one |= {"trains": len(self._passes) > passes, "evaluates": self._evaluations > evaluations}
@@ -327,15 +323,14 @@ class Recorder:
         optim.register_optimizer_step_pre_hook(self.before_step)
         optim.register_optimizer_step_post_hook(self.after_step)
         _around(torch.nn.Module, "__call__", self.forward)
-        _around(optim.Optimizer, "add_param_group", lambda args, _: self.added(args[0]))
+        _around(optim.Optimizer, "add_param_group", lambda args, _: self._since.setdefault(args[0], 0))
         _around(torch.autograd, "backward", self.before_backward, lambda *_: self.after("backward"))
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             _around(torch.nn.utils, name, lambda *_: self.after("clip"))
         for name in dir(dist):
             if name.startswith(_COMBINING):
                 _around(dist, name, lambda *_: self.write("call"))
-        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
-        _around(plateau, "step", lambda args, _: self._plateaus.setdefault(id(args[0]), args[0]))
+        _around(torch.optim.lr_scheduler.ReduceLROnPlateau, "__init__", lambda args, _: self._plateaus.append(args[0]))
         for name in dir(torch.nn.functional):
             if name.endswith(("_loss", "cross_entropy", "_with_logits")):
                 _around(torch.nn.functional, name, self.lost)
@@ -350,6 +345,8 @@ class Recorder:
                 )
             ),
         )
+        for name in _NOISE:
+            _around(torch, name, after=lambda *call: self._noise.append(fingerprints(call[-1])))
         _around(torch.amp.GradScaler, "__init__", lambda args, _: self._scalers.append(args[0]))
         base = dataloader._BaseDataLoaderIter
         _around(base, "__init__", after=lambda args, *_: self.iterates(*args))

@@ -59,9 +59,11 @@ def probed(dataset: Any, indices: list[Any], *, live: bool) -> dict[str, Any]:
     ``drawn`` has two checksums of the first sample as random generators are now: the same on two ranks if these
     augment alike.
     """
-    owners: list[Any] = [(torch.get_rng_state, torch.set_rng_state, torch.manual_seed)]
-    owners += [(random.getstate, random.setstate, random.seed)]
-    if (numpy := sys.modules.get("numpy.random")) is not None:
+    owners: list[Any] = [
+        (torch.get_rng_state, torch.set_rng_state, torch.manual_seed),
+        (random.getstate, random.setstate, random.seed),
+    ]
+    if numpy := sys.modules.get("numpy.random"):
         owners += [(numpy.get_state, numpy.set_state, numpy.seed)]
 
     def content(index: Any) -> int:

@@ -80,7 +80,7 @@ def stand_in(gpus: int, used: Callable[[], None], is_own: Callable[[Any], bool])
         for name in ("Event", "Stream", *filter(str.islower, module.__all__)):
             replace(module, name, partial(answering, name))
     ddp = torch.nn.parallel.DistributedDataParallel
-    for owner, name in (dist, "init_process_group"), (torch, "load"), (ddp, "__init__"):
+    for owner, name in (dist, "init_process_group"), (torch, "load"), (torch, "set_default_device"), (ddp, "__init__"):
         replace(owner, name, lambda original: lambda *args, **more: mode.call(original, *args, **more))
     replace(ddp, "_passing_sync_batchnorm_handle", lambda _: lambda *_: None)  # it insists on GPUs
     replace(torch.nn.SyncBatchNorm, "forward", lambda _: _batch_norm_of_all)
