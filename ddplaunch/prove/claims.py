@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple
 from ddplaunch.values.finding import Finding, Severity
 from ddplaunch.values.frozen import dataclass
 
-Verdict = Literal["right", "wrong", "open"]
 Vector = Sequence[float]
 
 #: Relative tolerance: rounding to bfloat16, and compression while gradients are sent, stay below it.
@@ -28,7 +27,7 @@ class Claim:
     """A claim about ``subject``; ``text`` says what was measured, or why it is open. Wrong ones have a ``finding``."""
 
     subject: str
-    verdict: Verdict
+    verdict: Literal["right", "wrong", "open"]
     text: str
     finding: Finding | None = None
 

@@ -46,7 +46,7 @@ def _of_samples(recorded: Recorded, firsts: Sequence[Event]) -> Claim:
         if is_one is False:  # samples are told apart by what they contain
             parts = [[one[n] for n in part if n in one] for one, part in zip(contents, parts, strict=True)]
             if 0 < used < _LEAST_USED:
-                samples = f"ranks have datasets of their own, of which each trains on {used:.0%}: divided twice"
+                samples = f"ranks have datasets of their own, each trains on {used:.0%} of its own: divided twice"
                 return wrong(_SAMPLES, "data-overlaps", line, samples=samples)
         spare = world * (len(firsts[0]["indices"]) // firsts[0]["given"] or 1)  # for padding
     else:
@@ -110,9 +110,12 @@ def _of_evaluation(recorded: Recorded) -> Iterator[Claim]:
     evaluated = [[one for one in events if one["evaluates"] and not one["trains"]] for events in recorded.of("pass")]
     firsts = [passes[0] for passes in evaluated if passes]
     parts = [{*one["indices"], *one["rest"]} for one in firsts]
-    if len(firsts) < len(evaluated) or not all(parts) or len({one.get("samples") for one in firsts}) > 1:
-        return
-    if all(part == parts[0] for part in parts):
+    if (
+        len(firsts) < len(evaluated)
+        or not all(parts)
+        or len({one.get("samples") for one in firsts}) > 1
+        or all(part == parts[0] for part in parts)
+    ):
         return
     between = [[*group] for _, group in groupby(recorded.ranks[0], lambda event: event["event"] == "step")]
     kinds = {event["event"] for group in between if firsts[0] in group for event in group}

@@ -34,7 +34,9 @@ def test_planted_mistakes_are_found_and_right_scripts_left_alone() -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there are GPUs")
 def test_the_command_proves_a_script_that_insists_on_cuda_and_writes_nothing(tmp_path: Path) -> None:
-    script = SCRIPTS["ddp"].replace('"gloo")', '"nccl", device_id=torch.device("cuda", 0))\ntorch.set_default_device("cuda")')
+    script = SCRIPTS["ddp"].replace(
+        '"gloo")', '"nccl", device_id=torch.device("cuda", 0))\ntorch.set_default_device("cuda")'
+    )
     script = script.replace("DDP(net)", "DDP(net.cuda(), device_ids=[0])").replace("model(x)", "model(x.to(0))")
     assert script.count("cuda") == 3 and script.count("to(0)") == 2
     (tmp_path / "train.py").write_text(script)

@@ -53,6 +53,6 @@ def _joined(*parts: Any) -> Any:
     """Return one value made of that of each rank. Raises ValueError, or RuntimeError for tensors of other lengths."""
     if isinstance(parts[0], torch.Tensor) and parts[0].dim():
         return torch.cat(parts)
-    if any(bool(part != parts[0]) for part in parts):
+    if any(part != parts[0] for part in parts):
         raise ValueError(f"values of ranks cannot be joined: {type(parts[0]).__name__}")
     return parts[0]

@@ -230,8 +230,9 @@ class Recorder:
 
     # Samples
 
-    def iterates(self, iterator: Any, loader: Any) -> None:
+    def iterates(self, args: Any, *_: Any) -> None:
         """Begin a pass over a DataLoader."""
+        iterator, loader = args[:2]
         self._loaders[loader] += 1
         sampler = getattr(iterator._index_sampler, "sampler", iterator._index_sampler)
         self._open[id(iterator)] = one = {
@@ -285,7 +286,7 @@ class Recorder:
 
     def _may_end(self) -> bool:
         """Return whether the script expects the end of a DataLoader here: not at a `next()` of its own."""
-        frame: Any = sys._getframe(3)
+        frame = sys._getframe(3)
         # loops of frameworks handle it
         return not self.is_own(frame) or dis.opname[frame.f_code.co_code[frame.f_lasti]] == "FOR_ITER"
 
@@ -349,7 +350,8 @@ class Recorder:
             _around(torch, name, after=lambda *call: self._noise.append(fingerprints(call[-1])))
         _around(torch.amp.GradScaler, "__init__", lambda args, _: self._scalers.append(args[0]))
         base = dataloader._BaseDataLoaderIter
-        _around(base, "__init__", after=lambda args, *_: self.iterates(*args))
+        for name in ("__init__", "_reset"):  # persistent workers keep their iterator for all epochs
+            _around(base, name, after=self.iterates)
         replace(base, "_next_index", lambda original: lambda iterator: self.indexed(iterator, original))
         replace(base, "__next__", lambda original: lambda iterator: self.fetch(iterator, lambda: original(iterator)))
         _around(torch, "save", lambda args, more: self.opened(str([*args, *more.values()][1])))
