@@ -56,10 +56,6 @@ def worded(cause: RootCause) -> Diagnosis:
     through = aborted_when_through(facts, cause.rank) if cause.code in ("aborted", "unknown") else None
     cause = cause if through is None else replace(cause, code="aborted-at-exit")
     words = _words(cause) if through is None else say("aborted-at-exit", **_at_exit(cause, through))
-    for finding in facts.findings:
-        for known, _ in words_for("", f"{cause.code} after {_at(finding, 'code')}"):
-            said_at_start = {name: str(_at(finding, name)) for name in ("what", "why", "fix")}
-            words = words_of(known, {"failed": words.what, **said_at_start})
     line = cause.candidate.line.text if cause.candidate else ""
     dumped = bool(cause.dumped) or "Fatal Python error" in line
     concrete = tuple(_command_fixes(cause.code, facts, dumped))
@@ -71,7 +67,7 @@ def worded(cause: RootCause) -> Diagnosis:
             concrete = (*_beside(Path(missing[1])), *concrete)
     if cause.code == "gpu-fault" and (reported := xid(facts)):
         words = words._replace(why=f"{reported}; {words.why}")
-    return Diagnosis(
+    diagnosis = Diagnosis(
         cause.code,
         cause.certainty,
         words.what,
@@ -83,6 +79,17 @@ def worded(cause: RootCause) -> Diagnosis:
         raised,
         cause.calls,
     )
+    return as_warned(diagnosis, facts.findings)
+
+
+def as_warned(diagnosis: Diagnosis, findings: Sequence[object]) -> Diagnosis:
+    """Return the diagnosis as what came of one of the ``findings`` at the launch's start, if one led to it."""
+    for finding in findings:
+        for template, _ in words_for("", f"{diagnosis.code}: {diagnosis.why} after {_at(finding, 'code')}"):
+            known = {name: str(_at(finding, name)) for name in ("what", "why", "fix")}
+            what, why, fixes = words_of(template, {"failed": diagnosis.what, **known})
+            diagnosis = replace(diagnosis, what=what, why=why, fixes=fixes)
+    return diagnosis
 
 
 def _beside(path: Path) -> tuple[str, ...]:
@@ -369,7 +376,7 @@ def _typed_words(facts: RunFacts) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _still_to_do(fixes: Sequence[str], facts: RunFacts, dumped: bool) -> Iterator[str]:
-    """Yield ``fixes`` without those that the run already followed; ``dumped``: the Python stack is in the log.
+    """Yield ``fixes`` without those that the run followed or does not need; ``dumped``: its Python stack is in the log.
 
     If that stack is known already, the native one is the next thing to get.
     """
@@ -378,6 +385,7 @@ def _still_to_do(fixes: Sequence[str], facts: RunFacts, dumped: bool) -> Iterato
     for fix in fixes:
         variables = _VARIABLE.findall(fix)
         followed = is_run and ("ddplaunch run … -- SCRIPT" in fix or "--tee 3" in fix)
+        followed |= "--lr-scaling" in fix and (_at(facts.plan, "numbers", "lr_factor", "value") or 1) == 1
         followed |= bool(variables) and all(_sets(facts, name, value) for name, value in variables)
         if "PYTHONFAULTHANDLER" in fix and (dumped or followed):
             yield CORE_DUMP

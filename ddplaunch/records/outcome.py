@@ -113,8 +113,9 @@ class RunOutcome:
 
     @property
     def explanation(self) -> Explanation | None:
-        """What was found when the run ended; None if unknown."""
-        return Explanation(self.diagnosis, self.cascade) if self.explained else None
+        """What was found when the run ended, with the last of the ``findings`` as its warning; None if unknown."""
+        warning = next(reversed(self.findings), None)
+        return Explanation(self.diagnosis, self.cascade, warning=warning) if self.explained else None
 
 
 def rank_end(rank: RankOutcome) -> RankEnd:

@@ -121,7 +121,7 @@ def test_a_failed_rendezvous_is_told_by_what_the_launch_had_warned_of(code: str,
     )
     found = diagnosed(raised(1, late), RunFacts(state="failed", findings=(warned,)))
     assert (found.code, found.rank) == ("rendezvous-failed", 1)
-    assert found.what == "nobody answered at localhost:29500" + ", as the script meets at 29500" * named
+    assert found.what == "nobody answered at localhost:29500" + ": the script meets at 29500" * named
     assert (found.fixes == ("`setdefault`",)) == ("torchrun is elsewhere" in found.why) == named
     assert "29500" not in diagnosed(raised(1, OOM), RunFacts(state="failed", findings=(warned,))).what
 
@@ -133,3 +133,13 @@ def test_an_example_of_a_command_is_the_users_own() -> None:
     )
     assert "`ddplaunch run 4 -- t.py …`" in diagnosed(f"{refused}\n").fixes[0]
     assert "run 4" in first_fix("ddplaunch run 2 --env DDPLAUNCH_TRIAL=fit-x/b -- t.py --lrr", refused)
+
+
+@pytest.mark.parametrize(("factor", "blamed"), [(None, False), (1.0, False), (4.0, True)])
+def test_more_gpus_are_blamed_for_a_loss_only_where_they_multiplied_its_rate(
+    factor: float | None, blamed: bool
+) -> None:
+    lost_all = raised(1, "RuntimeError: Function 'SqrtBackward0' returned nan values in its 0th output.")
+    found = diagnosed(lost_all, RunFacts(state="failed", plan={"numbers": {"lr_factor": {"value": factor}}}))
+    assert found.code == "not-a-number" and any("lower the learning rate" in fix for fix in found.fixes)
+    assert any("`--lr-scaling sqrt`" in fix for fix in found.fixes) == blamed

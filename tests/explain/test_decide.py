@@ -518,23 +518,6 @@ def test_what_a_log_only_mentions_before_the_exception_of_the_rank_that_failed()
 
 
 @pytest.mark.parametrize(
-    ("said", "status", "code"),
-    [
-        ("10:44:01 ERROR trainer: the label map has 12 classes but the head has 10", 1, "script-exception"),
-        ("wrap.sh: line 2: cd: /scratch/ana/exp7: No such file or directory", 1, "script-exception"),
-        ("/usr/bin/env: 'pyhton3': No such file or directory", 127, "script-not-found"),
-        ("exec: ./start: Permission denied", 126, "permission-denied"),
-        ("config: unknown optimizer 'adamm'", 1, "unknown"),  # it may be another rank's
-        ("10:44:01 ERROR trainer: a rank was ended", 143, "terminated"),
-        ("10:44:01 INFO  trainer: reading labels.json", 1, "unknown"),
-    ],
-)
-def test_last_words_of_a_log_that_call_themselves_an_error(said: str, status: int, code: str) -> None:
-    for echo in ("", lost(0)):
-        assert diagnosed(f"{said}\n{echo}{failed(status, 1, 11)}{summary((1, status, 11))}").code == code
-
-
-@pytest.mark.parametrize(
     "closing",
     [
         "ERROR: Job 439 failed with return code list: [1]\n✓ Job finished (status: FAILED).",

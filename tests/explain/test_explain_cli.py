@@ -168,3 +168,5 @@ def test_a_loss_that_stays_no_number_is_a_warning(folder: Path, call: Call, log:
     assert (words in " ".join(said.out.split())) is bool(first)
     warned = json.loads(call("explain", "--json", "train.log").out)["warning"]
     assert (warned is not None) is bool(first)
+    outcome(record(folder / ".ddplaunch", "20260131-1"), diagnosis=None, findings=[warned] if warned else [])
+    assert (words in " ".join(call("explain").out.split())) is bool(first)

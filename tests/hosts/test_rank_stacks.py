@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.agent.guard.hang_report import hangs
+from ddplaunch.agent.guard.hang_report import describe, hangs, time_is_up
 from ddplaunch.agent.rank_site import taking_part
 from ddplaunch.explain.decide.flight import Flight
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence, Frame
-from ddplaunch.explain.stacks.hang import IMPORTED_ANEW, NoProgress, hang_diagnosis, located
+from ddplaunch.explain.stacks.hang import IMPORTED_ANEW, NoProgress, hang_diagnosis, located, with_ended_parts
 from ddplaunch.explain.stacks.parse import RankStack, ThreadStack, calls_of, from_faulthandler, groups, place_of
 from ddplaunch.hosts.local.rank_stacks import SIGNAL, LiveRank, take_stacks
 from ddplaunch.machine.processes.process_table import read_process
@@ -214,15 +214,28 @@ def test_what_stands_still(
 
 
 def test_an_ended_thread_is_named_before_what_the_ranks_wait_for() -> None:
-    measured = replace(still(), raised=((1, "thread", "ValueError: bad at data.py:9 in load"),), steps=12)
-    found = hang_diagnosis([rank(0, *ALL_REDUCE), rank(1, line=41)], measured)
+    hang = hang_diagnosis([rank(0, *ALL_REDUCE), rank(1, line=41)], replace(still(), steps=12))
+    found = with_ended_parts(hang, [(1, "thread", "ValueError: bad at data.py:9 in load")])
     assert found.why.startswith("a thread of rank 1 was ended by ValueError: bad at data.py:9 in load: ")
     assert found.why.endswith("; the last optimizer step was number 12")
     assert "rank 1's thread" in found.fixes[0]
     again = f"RuntimeError: context has already been set {IMPORTED_ANEW}"
-    spawned = hang_diagnosis([rank(0, *ALL_REDUCE)], replace(still(), raised=((0, "process", again),)))
+    spawned = with_ended_parts(hang, [(0, "process", again)])
     assert spawned.why.startswith("a process of rank 0 was ended by RuntimeError: context")
     assert '`if __name__ == "__main__":`' in spawned.fixes[0]
+
+
+@pytest.mark.parametrize(("code", "named"), [("rendezvous-in-script", True), ("few-threads", False)])
+def test_ranks_that_never_met_are_told_by_what_the_launch_had_warned_of(tmp_path: Path, code: str, named: bool) -> None:
+    warned = {"code": code, "what": "the script meets at 29500", "why": "torchrun is elsewhere", "fix": "`setdefault`"}
+    (tmp_path / "run.json").write_text(json.dumps({"schema": 1, "findings": [warned]}))
+    folder, meets = str(tmp_path / "node-0" / "attempt-0"), Frame(ALL_REDUCE[0].file, 9, "init_process_group")
+    for inner, told in (((meets,), named), (ALL_REDUCE, False)):
+        stacks = (rank(0, *inner), rank(1, *inner))
+        hang = describe(stacks, {}, 240.0, {}, 0, "node-1", folder)
+        for found in (hang, time_is_up(stacks, 60.0, folder)):
+            assert found.what.endswith(": the script meets at 29500") == told
+            assert (found.fixes == ("`setdefault`",)) == ("torchrun is elsewhere" in found.why) == told
 
 
 def called(number: int, line: int) -> RankStack:

@@ -10,24 +10,26 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from ddplaunch.agent import has_other_nodes
 from ddplaunch.agent.guard.attempt import Attempt, RankLife
-from ddplaunch.explain.diagnosis import Diagnosis, of_process
+from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.explain.read.lines import read_lines
 from ddplaunch.explain.read.traceback import Tracebacks
-from ddplaunch.explain.stacks.hang import IMPORTED_ANEW, NoProgress, hang_diagnosis, with_ended_parts
+from ddplaunch.explain.stacks.hang import NoProgress, ended_part, hang_diagnosis, with_ended_parts
 from ddplaunch.explain.stacks.parse import (
-    IMPORTS_AGAIN,
     RankStack,
     at_text,
     evidence_of,
     groups,
     place_of,
 )
+from ddplaunch.explain.wording import as_warned
 from ddplaunch.hosts.local.rank_stacks import LiveRank, take_stacks, with_workers
 from ddplaunch.machine.files import read_end
 from ddplaunch.machine.processes.process_table import read_stat
+from ddplaunch.records.find import read_run
 from ddplaunch.records.json_files import replace_file
 from ddplaunch.ui.explain_view import as_finding, stack_text
 from ddplaunch.ui.speech import finding_text
@@ -37,7 +39,6 @@ from ddplaunch.values.words import duration_text, ranks_text
 
 _TAIL_BYTES = 1 << 16
 _PLACES = 4
-_SAID = 160  # characters of an exception
 _BUSY = 0.1  # of a core, as the machine may be shared
 
 
@@ -86,31 +87,30 @@ def describe(
     """
     left = {one.rank: "exit status 0" for one in ranks.values() if one.status == 0}
     busy = {rank: share for rank, share in shares.items() if share > _BUSY}
-    raised = _ended_parts(attempt, ranks)
-    return hang_diagnosis(stacks, NoProgress(still_s, busy, left, host, has_other_nodes(), steps, raised))
+    story = hang_diagnosis(stacks, NoProgress(still_s, busy, left, host, has_other_nodes(), steps))
+    return _as_recorded(story, attempt, ranks)
 
 
-def _ended_parts(attempt: str | None, ranks: Iterable[int]) -> tuple[tuple[int, str, str], ...]:
-    ranks = sorted(ranks) if attempt else ()
-    return tuple((rank, *part) for rank in ranks if (part := _ended_part(f"{attempt}/rank-{rank}")) is not None)
+def _as_recorded(story: Diagnosis, attempt: str | None, ranks: Iterable[int]) -> Diagnosis:
+    """Return the story with what the folder of the ranks' output shows, and with what the launch had warned of."""
+    if attempt is None:
+        return story
+    parts = [(rank, *part) for rank in sorted(ranks) if (part := _ended_part(f"{attempt}/rank-{rank}"))]
+    node = Path(attempt).parent
+    run = read_run(node.parent, int(node.name.removeprefix("node-")))
+    return as_warned(with_ended_parts(story, parts), run.get("findings") or ())
 
 
 def _ended_part(output: str) -> tuple[str, str] | None:
-    """Return which part of a rank an exception ended last, ("thread" or "process", exception); None without one.
+    """Return which part of a rank an exception ended last, as `ended_part` does.
 
-    A process that a rank starts by multiprocessing prints to the rank's files; its frames show what it is.
+    A process that a rank starts by multiprocessing prints to the rank's files.
     """
     reader = Tracebacks()
     lines = (_tail(f"{output}.err") or _tail(f"{output}.out")).split("\n")
     for line in read_lines(enumerate(lines, 1), "tail"):
         reader.feed(line)
-    found = [each for each in reader.finish() if (each.side or of_process(each.root.frames)) and not each.handled]
-    if not found:
-        return None
-    last = found[-1].raised
-    said = f"{last.type}: {last.message}"[:_SAID] + (f" at {last.frame}" if last.frame else "")
-    again = any(frame.function in IMPORTS_AGAIN for part in found[-1].parts for frame in part.frames)
-    return "thread" if found[-1].side else "process", f"{said} {IMPORTED_ANEW}" if again else said
+    return ended_part(reader.finish())
 
 
 IDLE_LOOKS, BUSY_LOOKS = 3, 5
@@ -159,7 +159,7 @@ def time_is_up(stacks: tuple[RankStack, ...], limit_s: float, attempt: str | Non
     why = "it had not ended by then" + (f": {where}" if where else "")
     fixes = (f"`--timeout {2 * limit_s:.0f}s`, or none; `ddplaunch logs` shows how far it came",)
     story = Diagnosis("time-limit", "observed", what, why, fixes, None, None, evidence_of(found))
-    return with_ended_parts(story, _ended_parts(attempt, [stack.rank for stack in stacks]))
+    return _as_recorded(story, attempt, [stack.rank for stack in stacks])
 
 
 def warning_text(diagnosis: Diagnosis, stacks_file: str) -> str:

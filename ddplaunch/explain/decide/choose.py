@@ -20,9 +20,8 @@ from ddplaunch.values.frozen import dataclass
 
 _ORDER = ("segmentation-fault", "killed", "time-limit", "terminated", "unknown", "aborted")
 _REASON, _LEVEL, _REPORTS, _WORD, _RECORD = patterns("last-words")
-#: Exit statuses of a shell and `env` with their code, and their words for them.
-_OF_SHELL = {126: ("permission-denied", "ermission denied"), 127: ("script-not-found", "No such file or directory")}
-_SIGNALLED = 129  # from here on, a status may be that of a signal
+#: Exit statuses of a shell and `env` with their code.
+_OF_SHELL = {126: "permission-denied", 127: "script-not-found"}
 _LAST, _QUOTED = 8, 4  # last lines to search for a reason; lines to quote from there on
 
 
@@ -110,15 +109,11 @@ def _is_message(line: Line) -> bool:
 def code_with_words(ended: BareExit) -> str:
     """Return the code of an exit: that of its signal, else what the last words and the status say together.
 
-    126 and 127 are the statuses of a shell and `env` for a command that cannot be executed or does not exist. In a log
-    without a record, last words only count if they call themselves an error or match such a status.
+    126 and 127 are the statuses of a shell and `env` for a command that cannot be executed or does not exist. Without a
+    record, last words decide nothing.
     """
-    first_words = ended.said[0].text if ended.said else ""
-    of_shell, words = _OF_SHELL.get(ended.exit.code, ("script-exception", ""))
-    if ended.exit.seen:
-        return of_shell if ended.gives_reason and ended.exit.code > 0 else ended.code
-    is_told = _LEVEL.search(first_words) or (words and words in first_words)
-    return of_shell if is_told and 0 < ended.exit.code < _SIGNALLED else ended.code
+    of_shell = _OF_SHELL.get(ended.exit.code, "script-exception")
+    return of_shell if ended.exit.seen and ended.gives_reason and ended.exit.code > 0 else ended.code
 
 
 #: Codes of what ranks print while they wait in vain for another rank.

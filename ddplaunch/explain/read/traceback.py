@@ -18,7 +18,6 @@ _CHAINED = {
     "During handling of the above exception, another exception occurred": "during",
     "The above exception was the direct cause of the following exception": "cause",
 }
-_CLEANS_UP = frozenset(("__exit__", "__aexit__", "close", "cleanup", "shutdown", "teardown"))
 #: Exceptions of a lookup that a library tries first; the exception that follows is the one that counts.
 _MISSES = frozenset(("KeyError", "AttributeError", "IndexError", "StopIteration", "LookupError", "Empty", "Full"))
 _WORKER, _NAMELESS = "DataLoader worker (pid", ("", "timed out", "[Errno 111] Connection refused")
@@ -96,15 +95,10 @@ class Traceback:
             return inner[-1]
         for position, part in enumerate(self.parts[:-1]):
             following = self.parts[position + 1]
-            cleans = not _CLEANS_UP.isdisjoint(
-                frame.function for frame in following.frames
-            )  # cleanup after the failure
             nameless = following.link == "cause" and part.raised.message in _NAMELESS
             if nameless or part.raised.type.endswith("CancelledError"):
                 continue  # the next one says who was not reached; asyncio cancels what took too long
-            if following.link == "during" and part.raised.below(following.raised):
-                continue  # `Path.mkdir(parents=True)` tries the parents of a missing folder
-            if following.link == "cause" or cleans or part.raised.type.rpartition(".")[2] not in _MISSES:
+            if following.link == "cause" or part.raised.type.rpartition(".")[2] not in _MISSES:
                 return part
         return self.parts[-1]
 

@@ -7,13 +7,15 @@ A stack shows where a rank is, not why, so every diagnosis here is at most likel
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ddplaunch.explain.decide.flight import Flight
-from ddplaunch.explain.diagnosis import Diagnosis
+from ddplaunch.explain.diagnosis import Diagnosis, of_process
+from ddplaunch.explain.read.traceback import Traceback
 from ddplaunch.explain.signatures import named, say, words_for
 from ddplaunch.explain.stacks.parse import (
+    IMPORTS_AGAIN,
     RankGroup,
     RankStack,
     at_text,
@@ -28,6 +30,7 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import duration_text, ranks_text
 
 _WAITED, _FILE_OF = re.compile(r"\brank (\d+) (?:waited )?in "), re.compile(r"/rank-(\d+)\.")
+_SAID = 160  # characters of an exception
 _THREADS = 2  # ended threads or processes that are named
 #: Said of a process that multiprocessing started, if it failed while it imported the script.
 IMPORTED_ANEW = "as it imported the script anew"
@@ -39,7 +42,7 @@ class NoProgress:
 
     ``left`` maps ranks that have ended, and that others may wait for, to how they ended: ``exit status 0``.
     ``elsewhere``: other hosts have ranks of this run. ``steps`` is the number of the last optimizer step, 0 if it is
-    not counted. ``raised``: exceptions that ended a rank's thread or process, ``(1, "thread", "ValueError: bad")``.
+    not counted.
     """
 
     seconds: float
@@ -48,7 +51,6 @@ class NoProgress:
     host: str | None = None
     elsewhere: bool = False
     steps: int = 0
-    raised: tuple[tuple[int, str, str], ...] = ()
 
 
 def hang_diagnosis(stacks: Sequence[RankStack], measured: NoProgress) -> Diagnosis:
@@ -66,7 +68,6 @@ def hang_diagnosis(stacks: Sequence[RankStack], measured: NoProgress) -> Diagnos
         problem = next((f": {stack.problem}" for stack in stacks if stack.problem), "")
         story = _story("hang-unseen", measured, [stack.rank for stack in stacks], problem=problem)
         story = replace(story, certainty="unknown", rank=None)
-    story = with_ended_parts(story, measured.raised)
     if measured.steps:
         story = replace(story, why=f"{story.why}; the last optimizer step was number {measured.steps}")
     return replace(story, host=None if story.rank is None else measured.host, evidence=evidence_of(all_groups))
@@ -186,8 +187,22 @@ def _all_called_it(diagnosis: Diagnosis, known_groups: Sequence[RankGroup], reco
     return replace(diagnosis, why=words.why, fixes=(*words.fixes, *fixes), evidence=evidence)
 
 
+def ended_part(tracebacks: Iterable[Traceback]) -> tuple[str, str] | None:
+    """Return which part of a rank an exception ended last, ("thread" or "process", exception); None without one."""
+    of_parts = [each for each in tracebacks if (each.side or of_process(each.root.frames)) and not each.handled]
+    if not of_parts:
+        return None
+    raised, kind = of_parts[-1].raised, "thread" if of_parts[-1].side else "process"
+    words = f"{raised.type}: {raised.message}"[:_SAID] + (f" at {raised.frame}" if raised.frame else "")
+    again = any(frame.function in IMPORTS_AGAIN for part in of_parts[-1].parts for frame in part.frames)
+    return kind, f"{words} {IMPORTED_ANEW}" if again else words
+
+
 def with_ended_parts(story: Diagnosis, raised: Sequence[tuple[int, str, str]]) -> Diagnosis:
-    """Add the exceptions that ended threads or processes of stalled ranks, whose work is no longer done."""
+    """Add the exceptions that ended threads or processes of stalled ranks, whose work is no longer done.
+
+    ``raised`` has entries such as ``(1, "thread", "ValueError: bad")``.
+    """
     if not raised:
         return story
     rank, kind, words = raised[0]
