@@ -40,23 +40,24 @@ _EARLIEST = float("-inf")
 
 
 #: Step counters in a line, in order of preference if the output of one rank has several; the number is the group
-#: ``step``, or else the first group, and ``total`` how many there will be.
+#: ``step``, or else the first group, and ``total`` how many there will be. Colours may stand around their words.
 STEP_BAR = re.compile(
     rb"(?P<step>\d{1,12})/(?:\d{1,12}|\?) \[[\d:]{4,12}<[\d:?]{1,12}, {1,3}(?P<rate>[\d.]{1,12})(?P<unit>it/s|s/it)"
 )
 STEPS = (
     re.compile(
-        rb"(?i)\b(?:global_?)?(?:step|iter|iteration|it)[\"']?\s{0,3}[:=#\[(]?\s{0,6}"
-        rb"(\d{1,12})(?![\d.]*\s?(?:/s|it/s|s/it|ms))(?:\s?(?:/|of)\s?(?P<total>\d{1,12}))?"
+        rb"(?i)(?:\b|(?<=[\d;\[]m))(?:global_?)?(?:step|iter|iteration|it)(?:\x1b\[[\d;]{0,9}m)?[\"']?\s{0,3}[:=#\[(]?"
+        rb"\s{0,6}(?:\x1b\[[\d;]{0,9}m)?(\d{1,12})(?![\d.]*\s?(?:/s|it/s|s/it|ms))(?:\s?(?:/|of)\s?(?P<total>\d{1,12}))?"
     ),
     STEP_BAR,
     re.compile(rb"(?i)\bepoch:? ?\[?\d+\]? ?\[ {0,8}(\d{1,12})/\d"),
 )
 #: ``loss: 0.12``, ``'train_loss': 0.12``, tqdm's ``loss=0.12``; but not a validation's loss.
 LOSS = re.compile(
-    rb"(?i)(?<![a-z0-9_/.-])(?<!val )(?<!validation )(?<!test )"
+    rb"(?i)(?:(?<![a-z0-9_/.-])|(?<=[\d;\[]m))(?<!val )(?<!validation )(?<!test )"
     rb"(?:train(?:ing)?[_/ -]?|avg[_ ]?|mean[_ ]?|total[_ ]?)?loss"
-    rb"[\"']?\s{0,3}[:=(]?\s{0,6}(?P<loss>[-+]?(?:\d{1,12}\.?\d{0,20}(?:e[-+]?\d{1,3})?|\.\d{1,20}|nan|inf)(?=[^a-z0-9.]|\.\s))"
+    rb"(?:\x1b\[[\d;]{0,9}m)?[\"']?\s{0,3}[:=(]?\s{0,6}(?:\x1b\[[\d;]{0,9}m)?"
+    rb"(?P<loss>[-+]?(?:\d{1,12}\.?\d{0,20}(?:e[-+]?\d{1,3})?|\.\d{1,20}|nan|inf)(?=[^a-z0-9.]|\.\s))"
 )
 
 
