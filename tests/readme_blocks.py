@@ -73,10 +73,11 @@ class Block:
 
     @property
     def slow(self) -> bool:
-        """Return whether torch is imported or ranks are started: runs that are not refused are named."""
+        """Return whether torch is imported, ranks are started or nodes waited for: runs that go on are named."""
         return any(
             ("--run-id" in command and "--dry-run" not in command)
             or command.startswith(("ddplaunch doctor", "ddplaunch prove"))
+            or "--join-timeout" in command
             for command in (self.before, *self.commands)
         )
 

@@ -76,9 +76,9 @@ def test_a_thousand_failed_ranks_take_no_time_that_grows_with_their_square(own: 
 
 
 @pytest.mark.parametrize(
-    "text", ["\n" * 3_000_000, "ValueError: bad sample\n" * 10_000, "CUDA out of memory\n" * 10_000, "x\n" * 1_000_000]
+    "text", ["\n" * 1_000_000, "ValueError: bad sample\n" * 10_000, "CUDA out of memory\n" * 10_000, "x\n" * 300_000]
 )
 def test_equal_lines_in_a_row_take_no_time(text: str) -> None:
     begun = time.process_time()
     explained(text)
-    assert time.process_time() - begun < 2, "each line was looked at, and compared with all the others"
+    assert time.process_time() - begun < 1, "each line was looked at, and compared with all the others"

@@ -121,6 +121,6 @@ def test_a_world_of_trillions_costs_nothing() -> None:
 
 
 def test_deep_indents() -> None:
-    indents = "".join(f'{"  " * number}File "a.py", line {number}, in f\n' for number in range(1, 600))
+    indents = "".join(f'{"  " * number}File "a.py", line {number}, in f\n' for number in range(1, 300))
     found = diagnosed(f"Traceback (most recent call last):\n{indents}ValueError: deep\n")
     assert found is not None and found.exception is not None and found.exception.message == "deep"
