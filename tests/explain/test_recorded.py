@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.explain.decide.work import telling
-from ddplaunch.explain.diagnosis import LogSource, RankEnd, RunFacts
-from ddplaunch.explain.explain_logs import explain_texts
+from ddplaunch.explain.diagnosis import RankEnd, RunFacts
 from tests.explain.logs import TORCH, diagnosed, ended, explained, failed, lost, raised, recorded, told
 
 KILLED = (RankEnd(0, "a", exit_code=1, ended_by="launcher"), RankEnd(1, "a", signal="SIGKILL", ended_by="itself"))
@@ -67,13 +65,9 @@ def test_a_run_that_succeeded_is_silent_whatever_it_printed() -> None:
 
 
 def test_the_rank_that_ended_first_is_the_cause_of_failures_in_several_files() -> None:
-    sources = [
-        LogSource(f"rank-{rank}.err", io.BytesIO(raised(None, f"ValueError: of {rank}").encode()), rank, "a")
-        for rank in (0, 1)
-    ]
-    ends = (RankEnd(0, "a", 1, None, 12.5, "launcher"), RankEnd(1, "a", 1, None, 11.0, "itself"))
-    found = explain_texts(sources, RunFacts(ranks=ends, state="failed")).diagnosis
-    assert found is not None and found.exception is not None and found.exception.message == "of 1"
+    ends = (RankEnd(0, "a", 1, None, 12.5, "launcher"), ended(1, 1, 11.0))
+    found = recorded(*((raised(None, f"ValueError: of {end.rank}"), end) for end in ends))
+    assert found.exception is not None and found.exception.message == "of 1"
     assert found.evidence[0].file == "rank-1.err"
 
 
@@ -334,10 +328,8 @@ def test_the_source_of_a_crash_is_read_while_the_script_is_what_ran(tmp_path: Pa
     text = (
         f'Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n  File "{script}", '
     )
-    source = LogSource("rank-1.err", io.BytesIO(f"{text}line 3 in <module>\n".encode()), 1, "a")
-    ranks = (RankEnd(1, "a", signal="SIGSEGV", ended_by="itself"),)
-    found = explain_texts([source], RunFacts(ranks=ranks, state="failed", just_ended=just_ended)).diagnosis
-    assert found is not None and found.calls[0].source == ("reader.seek(8)" if just_ended else "")
+    found = recorded((f"{text}line 3 in <module>\n", ended(1, "SIGSEGV")), just_ended=just_ended)
+    assert found.calls[0].source == ("reader.seek(8)" if just_ended else "")
 
 
 def test_a_program_that_is_missing_is_no_data() -> None:

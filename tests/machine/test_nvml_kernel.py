@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.machine.facts import NvidiaFacts
 from ddplaunch.machine.hardware import probe_nvidia
 from ddplaunch.machine.processes.orphans import _COMMAND_LENGTH, gpu_process
 
@@ -19,13 +20,7 @@ def pci(root: Path, slot: str, vendor: str, device_class: str) -> None:
 
 
 def test_only_gpus_and_their_own_device_nodes_count(tmp_path: Path) -> None:
-    nothing = probe_nvidia(None, tmp_path)
-    assert (nothing.pci_gpus, nothing.kernel_module_version, nothing.device_nodes, nothing.nvml_error) == (
-        0,
-        None,
-        0,
-        None,
-    )
+    assert probe_nvidia(None, tmp_path) == NvidiaFacts(0, None, 0, None)
     pci(tmp_path, "0000:01:00.0", "0x10de", "0x030000")
     pci(tmp_path, "0000:02:00.0", "0x10de", "0x030200")
     pci(tmp_path, "0000:01:00.1", "0x10de", "0x040300")  # the sound part of a graphics card

@@ -27,13 +27,8 @@ def test_folders_name_what_is_installed(tmp_path: Path) -> None:
     ):
         folder.mkdir(parents=True)
     found = probe_packages(["", str(first), str(second), str(first), str(tmp_path / "none")])
-    assert found.versions == {
-        "numpy": "1.26.4",
-        "huggingface-hub": "0.24.1",
-        "torch": "2.13.0+cpu",
-        "zope-interface": "6.1",
-        "pyyaml": "6.0",
-    }
+    expected = {"numpy": "1.26.4", "huggingface-hub": "0.24.1", "torch": "2.13.0+cpu"}
+    assert found.versions == expected | {"zope-interface": "6.1", "pyyaml": "6.0"}
 
 
 def test_packages_are_looked_at_only_where_they_are_asked_for() -> None:
