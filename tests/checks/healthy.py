@@ -130,9 +130,7 @@ def _node() -> Facts:
         cpu_layout=healthy_layout(),
         memory=MemoryFacts(total_bytes=1024 * GIB, available_bytes=900 * GIB, limit_bytes=None),
         shm=ShmFacts(size_bytes=512 * GIB, free_bytes=510 * GIB),
-        limits=LimitFacts(
-            open_files_soft=1_048_576, open_files_hard=1_048_576, memlock_bytes=None, processes_soft=None
-        ),
+        limits=LimitFacts(open_files_soft=1 << 20, open_files_hard=1 << 20, memlock_bytes=None, processes_soft=None),
         network=healthy_network(),
         data_paths=(PathFact("/data/text", "directory", True, True, False, 800 * GIB, 1000 * GIB, 10**7, "ext4"),),
         output_paths=(PathFact("/data/out", "directory", True, True, True, 800 * GIB, 1000 * GIB, 10**7, "ext4"),),
@@ -167,10 +165,6 @@ def healthy_launch(nproc: int = 8, **replace: Any) -> Launch:
 
 def healthy_script(**replace: Any) -> ScriptReport:
     """Return what a plain DDP script's source says: one batch-size option, ``init_process_group``."""
-    report = ScriptReport(
-        path="train.py",
-        options=(DeclaredOption(("--batch-size",), DeclaredAt("train.py", 31), meaning="batch_size"),),
-        reads_env=("LOCAL_RANK",),
-        code=(("train.py", "0123"),),
-    )
+    batch_size = DeclaredOption(("--batch-size",), DeclaredAt("train.py", 31), meaning="batch_size")
+    report = ScriptReport("train.py", options=(batch_size,), reads_env=("LOCAL_RANK",), code=(("train.py", "0123"),))
     return dataclasses.replace(report, **replace)

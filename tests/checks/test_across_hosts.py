@@ -32,6 +32,7 @@ def data(kind: str) -> tuple[PathFact, ...]:
     return (PathFact("/data/train", kind, readable=kind != "missing"),)
 
 
+OLD_NUMPY = {"packages": PackageFacts({"numpy": "1.26.4", "pip": "1"})}
 GOOD = (host("gpu-a"), host("gpu-b"), host("gpu-c"))
 #: What gpu-c is like in each case, and words that the finding says.
 FIRES: dict[str, tuple[HostReport, str]] = {
@@ -39,10 +40,7 @@ FIRES: dict[str, tuple[HostReport, str]] = {
     "host-directory-missing": (host("gpu-c", cwd_problem="No such file or directory"), "`/work` cannot be entered"),
     "host-script-missing": (host("gpu-c", script="missing"), "no `train.py` in `/work` on gpu-c"),
     "hosts-differ-script": (host("gpu-c", script="b" * 64), "digest aaaaaaaaaaaa on 2 hosts"),
-    "hosts-differ-ddplaunch": (
-        replace(host("gpu-c"), ddplaunch="0.1"),
-        f"ddplaunch differs: {__version__} on 2 hosts, 0.1 on gpu-c",
-    ),
+    "hosts-differ-ddplaunch": (replace(host("gpu-c"), ddplaunch="0.1"), f"{__version__} on 2 hosts, 0.1 on gpu-c"),
     "hosts-differ-python": (host("gpu-c", {"python": PythonFacts("/p", "3.9.1")}), "3.9 on gpu-c"),
     "hosts-differ-torch": (host("gpu-c", {"torch": replace(TORCH, version="2.3.0")}), "2.3.0 on gpu-c"),
     "hosts-differ-cuda": (host("gpu-c", {"torch": replace(TORCH, cuda=None)}), "none (a CPU build) on gpu-c"),
@@ -51,10 +49,7 @@ FIRES: dict[str, tuple[HostReport, str]] = {
     "hosts-differ-gpu-count": (host("gpu-c", {"nvml": replace(NVML, gpus=NVML.gpus[:2])}), "2 on gpu-c"),
     "hosts-differ-gpu-model": (host("gpu-c", {"nvml": OTHER_GPUS}), "NVIDIA T4 on gpu-c"),
     "hosts-differ-data": (host("gpu-c", {"data_paths": data("missing")}), "missing on gpu-c"),
-    "hosts-differ-packages": (
-        host("gpu-c", {"packages": PackageFacts({"numpy": "1.26.4", "pip": "1"})}),
-        "numpy differs: 2.0.0 on 2 hosts, 1.26.4 on gpu-c",
-    ),
+    "hosts-differ-packages": (host("gpu-c", OLD_NUMPY), "numpy differs: 2.0.0 on 2 hosts, 1.26.4 on gpu-c"),
     "hosts-differ-sources": (host("gpu-c", sources=(("net/model.py", "b"),)), "`net/model.py` on gpu-c"),
     "clock-skew": (host("gpu-c", clock_ahead_s=61.0, clock_unsure_s=0.1), "gpu-c is 61.0 s ahead"),
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import shutil
 import subprocess
@@ -19,6 +18,7 @@ from ddplaunch.cli.commands.while_it_runs.logs import is_over, parse_ranks
 from ddplaunch.records.log_files import LogFile, blocks, follow_logs, log_files, part_of, stamp_s
 from ddplaunch.ui.logs_view import Lines, prefix_of
 from ddplaunch.ui.terminal import Terminal
+from tests.agent.plugin_runs import on_terminal
 from tests.cli.cli_calls import Call, call, folder, spawn
 from tests.records.fake_runs import DEADLINE_S, StartRun, outcome, processes_json, record, start_run, wait_for
 
@@ -243,21 +243,9 @@ for line in sys.argv[1:]:
 
 
 def on_a_terminal(lines: Sequence[str], cwd: Path) -> list[str]:
-    """Return what each command writes to a terminal on which both of its streams are."""
-    master, slave = pty.openpty()
-    environment = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "TERM")}
-    command = [sys.executable, "-c", COMMANDS, *lines]
-    started = subprocess.Popen(command, cwd=cwd, stdout=slave, stderr=slave, env=environment)
-    os.close(slave)
-    shown = b""
-    while True:
-        try:
-            shown += os.read(master, 1 << 16)
-        except OSError:  # EIO: it has ended
-            break
-    started.wait(DEADLINE_S)
-    os.close(master)
-    return shown.decode().split("=====")
+    """Return what each command writes to a terminal on which both of its streams are, with colours."""
+    command = ["env", "-u", "NO_COLOR", "-u", "TERM", sys.executable, "-c", COMMANDS, *lines]
+    return on_terminal(command, cwd)[1].decode().split("=====")
 
 
 def test_nothing_that_others_wrote_reaches_the_terminal_but_colours(run: Path) -> None:
