@@ -15,15 +15,8 @@ from tests.conftest import Golden
 from tests.explain.logs import failed, lost, raised, summary
 from tests.records.fake_runs import outcome, record
 
-LOG = (
-    lost(0)
-    + raised(1, "ValueError: bad sample 1234 in shard 7")
-    + lost(2)
-    + failed(1, 1, 11)
-    + summary((0, -15, 10), (1, 1, 11))
-)
-
-
+LOG = lost(0) + raised(1, "ValueError: bad sample 1234 in shard 7") + lost(2) + failed(1, 1, 11)
+LOG += summary((0, -15, 10), (1, 1, 11))
 FOUND = {
     "code": "host-out-of-memory", "certainty": "observed", "rank": 1, "host": "node-7", "evidence": [],
     "what": "memory", "why": "full", "fixes": ["less"], "exception": None, "calls": [],

@@ -34,14 +34,10 @@ def test_what_follows_and_is_no_part_of_it_is_none() -> None:
 def test_a_folder_above_a_missing_one_is_what_failed() -> None:
     tried = raised(None, "FileNotFoundError: [Errno 2] No such file or directory: '/out/runs/3'")
     during = "\nDuring handling of the above exception, another exception occurred:\n\n"
-    denied = recorded(
-        (tried + during + raised(None, "PermissionError: [Errno 13] Permission denied: '/out/runs'"), ended(1, 1))
-    )
-    assert (denied.code, denied.exception and denied.exception.type) == ("permission-denied", "PermissionError")
-    other = recorded(
-        (tried + during + raised(None, "PermissionError: [Errno 13] Permission denied: '/logs'"), ended(1, 1))
-    )
-    assert other.code == "dataset-missing"
+    denied = tried + during + raised(None, "PermissionError: [Errno 13] Permission denied: '/out/runs'")
+    found = recorded((denied, ended(1, 1)))
+    assert (found.code, found.exception and found.exception.type) == ("permission-denied", "PermissionError")
+    assert recorded((denied.replace("denied: '/out/runs'", "denied: '/logs'"), ended(1, 1))).code == "dataset-missing"
 
 
 def test_words_of_another_rank_are_not_the_programs() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from ddplaunch.records.earlier_run import run_before
 from ddplaunch.records.outcome import PreviousRun, RunOutcome, read_outcome
 from ddplaunch.values.codec import plain
 from tests.cli.cli_calls import call, folder
-from tests.hosts.launching import clean_environment, ddplaunch
+from tests.hosts.launching import clean_environment, ddplaunch, run_to_end
 from tests.records.fake_runs import outcome, record
 
 __all__ = ["call", "folder"]  # fixtures
@@ -106,10 +105,7 @@ def test_a_failure_that_comes_again_is_deterministic_and_told_beside_what_worked
     def launch(name: str, *more: str) -> str:
         words = ddplaunch("run", "2", "--device", "cpu", "--run-id", name, *more, "--", "train.py")
         environment = clean_environment(NO_COLOR="1", COLUMNS="200", TERM="dumb")
-        done = subprocess.run(
-            words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-        )
-        return done.stderr
+        return run_to_end(words, tmp_path, environment, DEADLINE_S)[1]
 
     launch("works")
     (tmp_path / "model.py").write_text("SLOPE = 20.0\n")
