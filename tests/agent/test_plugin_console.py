@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import os
-import pty
 import re
-import select
 import signal
 import struct
 import subprocess
 import sys
 import termios
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -45,38 +43,6 @@ def test_order_of_stdout_and_stderr_in_one_pipe(tmp_path: Path) -> None:
     assert not (run.record / "node-0" / "attempt-0" / "rank-0.err").exists()
 
 
-def test_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CI", raising=False)  # there, nobody waits for a first output
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 101, 0, 0))
-    ends: dict[str, Any] = {"stdin": slave, "stdout": slave, "stderr": slave}
-    changes: dict[str, Any] = {"start_new_session": True, "preexec_fn": partial(fcntl.ioctl, 0, termios.TIOCSCTTY, 0)}
-    run = Run(tmp_path, "terminal", "--show", "0", **ends, **changes, env={"TERM": "xterm"})
-    os.close(slave)
-    shown = b""
-    until = time.monotonic() + DEADLINE_S
-    resized = False
-    while time.monotonic() < until:
-        if select.select([master], [], [], 0.05)[0]:
-            try:
-                shown += os.read(master, 1 << 16)
-            except OSError:
-                break
-        if b"\x1b[K" in shown:
-            (tmp_path / "looked").touch()
-        if not resized and (tmp_path / "running-0-0").exists():
-            resized = True
-            fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 44, 90, 0, 0))
-            run.announced()
-            run.process.send_signal(signal.SIGWINCH)  # the kernel sends it where this is the controlling terminal
-    assert run.process.wait(DEADLINE_S) == 0
-    os.close(master)
-    before, rank_0, after = shown.partition(b"True True (101, 33)\x1b[1mbold\x1b[0m\rover\r\n")
-    assert rank_0 and b"now [(90, 44)" in after, shown
-    assert re.search(rb"\r\x1b\[Kddplaunch: \d+ s: (torchrun imports torch|no output yet)\r", before), "it passes"
-    assert before.endswith(b"\r\x1b[J") and b"\x1b[K" not in after, "the first output replaces it"
-
-
 #: Makes its standard input the terminal of its session, and the launch the job in its foreground.
 CONTROLLED = """
 import fcntl, os, sys, termios
@@ -85,20 +51,36 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
-def test_between_its_lines_a_training_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CI", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    (tmp_path / "train.py").write_text(SCRIPT)
-    words = ddplaunch("run", "2", "--device", "cpu", "--run-id", RUN_ID, "--", "train.py", "steps")
-    line = b"\r\x1b[Jddplaunch: step 1/9, loss 0.5\r"
+def shown_on_terminal(folder: Path, mode: str, sizes: Callable[[], tuple[int, int]], *awaited: bytes) -> bytes:
+    """Return all that a launch showed on its terminal, of ``sizes()``; ranks look once all ``awaited`` was shown."""
+    (folder / "train.py").write_text(SCRIPT)
+    words = ddplaunch("run", "2", "--device", "cpu", "--run-id", RUN_ID, "--", "train.py", mode)
 
     def react(shown: bytes, terminal: int) -> None:
-        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        if line in shown:
-            (tmp_path / "looked").touch()
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", *sizes(), 0, 0))
+        if all(each in shown for each in awaited):
+            (folder / "looked").touch()
 
-    status, shown = on_terminal([sys.executable, "-c", CONTROLLED, *words], tmp_path, react)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("CI", raising=False)  # there, nobody waits for a first output
+        patch.setenv("TERM", "xterm")
+        status, shown = on_terminal([sys.executable, "-c", CONTROLLED, *words], folder, react)
     assert status == 0, shown
+    return shown
+
+
+def test_terminal(tmp_path: Path) -> None:
+    resized = tmp_path / "running-0-0"
+    shown = shown_on_terminal(tmp_path, "terminal", lambda: (44, 90) if resized.exists() else (33, 101), b"\x1b[K")
+    before, rank_0, after = shown.partition(b"True True (101, 33)\x1b[1mbold\x1b[0m\rover\r\n")
+    assert rank_0 and b"now [(90, 44)" in after, shown
+    assert re.search(rb"\r\x1b\[Kddplaunch: \d+ s: (torchrun imports torch|no output yet)\r", before), "it passes"
+    assert before.endswith(b"\r\x1b[J") and b"\x1b[K" not in after, "the first output replaces it"
+
+
+def test_between_its_lines_a_training_says_how_far_it_is(tmp_path: Path) -> None:
+    line = b"\r\x1b[Jddplaunch: step 1/9, loss 0.5\r"
+    shown = shown_on_terminal(tmp_path, "steps", lambda: (24, 80), line)
     begun, erased, rest = shown.partition(b"step 1/9 loss 0.5\r\n")[2].rpartition(b"\r\x1b[Jstep 2/9 loss 0.25\r\n")
     assert erased and set(begun.split(line)) == {b""}, "shown, again each second, and erased"
     assert rest.startswith(b"unfinished, ended\r\n"), "nothing comes into an unfinished line"
@@ -138,21 +120,10 @@ def test_without_capture_it_is_torchruns_own_way(tmp_path: Path) -> None:
 
 def test_plugin_that_cannot_work_leaves_plain_torchrun(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node=2",
-        "--logs-specs=ddplaunch",
-        "train.py",
-    ]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--logs-specs=ddplaunch"]
+    environ = clean_environment(DDPLAUNCH_AGENT="no json")
     done = subprocess.run(
-        [*command, "order"],
-        cwd=tmp_path,
-        env=clean_environment(DDPLAUNCH_AGENT="no json"),
-        capture_output=True,
-        timeout=DEADLINE_S,
-        check=False,
+        [*command, "train.py", "order"], cwd=tmp_path, env=environ, capture_output=True, timeout=DEADLINE_S
     )
     assert done.returncode == 0
     assert b"ddplaunch: output is not recorded" in done.stderr and done.stdout.count(b"\n") == 500
