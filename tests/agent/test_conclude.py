@@ -12,6 +12,7 @@ import pytest
 
 from ddplaunch.agent.end.conclude import attempt_ended, conclude, last_lines
 from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
+from ddplaunch.agent.end.evidence import announced
 from ddplaunch.agent.protocol import RankFailure
 from ddplaunch.explain.diagnosis import Diagnosis, Echo, Evidence, Explanation, Raised, UserCall
 from ddplaunch.planning.settings import Settings
@@ -20,6 +21,7 @@ from ddplaunch.records.outcome import (
     AttemptOutcome,
     RankOutcome,
     RunOutcome,
+    short_outcome,
 )
 from ddplaunch.ui.explain_view import explanation_text
 from ddplaunch.ui.outcome_view import outcome_text
@@ -147,6 +149,62 @@ def test_failed_run_is_recorded_and_told(settings: Settings) -> None:
     assert not [each for each in path.parent.iterdir() if each.name.startswith(".")], "a draft is left"
 
 
+def test_the_rank_that_the_evidence_accuses_failed_first(settings: Settings) -> None:
+    both = attempt(rank(0, exit_code=1, ended_s=4.0), rank(1, exit_code=1, ended_s=5.0), first=0)
+    assert conclude(settings, ended(both), Heard()) == 1
+    recorded = json.loads((Path(settings.directory) / "outcome.json").read_text())
+    assert recorded["first_failed_rank"] == recorded["diagnosis"]["rank"] == 1
+
+
+@pytest.mark.parametrize(
+    ("run", "told_s", "code"),
+    [
+        (ended(attempt(rank(0, **TERMINATED), rank(1, **TERMINATED)), state="error"), 8.0, "cuda-out-of-memory"),
+        (ended(two_ranks()), 8.0, "script-exception"),
+        (ended(two_ranks()), 2.0, "cuda-out-of-memory"),
+        (ended(attempt(rank(0), rank(1)), state="succeeded"), 2.0, None),
+    ],
+    ids=["none failed here", "here first", "there first", "succeeded"],
+)
+def test_the_node_that_failed_first_explains_the_end(
+    run: EndedRun, told_s: float, code: str | None, settings: Settings
+) -> None:
+    there = outcome(host="node-2", node=1, exit_status=7, ended_s=told_s)
+    status = conclude(settings, replace(run, elsewhere=short_outcome(there)), Heard(), lambda _: None)
+    recorded = json.loads((Path(settings.directory) / "outcome.json").read_text())
+    (last,) = recorded["attempts"]
+    assert status == recorded["exit_status"] == {"cuda-out-of-memory": 7, "script-exception": 1, None: 0}[code]
+    for one in (recorded, last):
+        assert (one["diagnosis"] and one["diagnosis"]["code"]) == code
+    assert last["failed"] is (code is not None)
+
+
+@pytest.mark.parametrize(
+    ("signalled", "changes", "left_s", "is_said"),
+    [
+        (("SIGUSR1", 4.0), {}, 5.0, True),
+        (("SIGUSR1", 4.0), {"diagnosis": Diagnosis("unknown", "guess", "what", "why", ())}, 5.0, True),
+        (("SIGUSR1", 4.0), {}, 3.5, True),  # clocks of both are read a moment apart
+        (("SIGUSR1", 4.0), {}, 2.9, False),
+        (("SIGUSR1", 4.0), {"diagnosis": STOPPED}, 5.0, False),
+        (("SIGUSR1", 4.0), {"state": "terminated"}, 5.0, False),
+        (("SIGUSR1", 4.0), {"first_failed_rank": 0}, 5.0, False),
+        (None, {}, 5.0, False),
+    ],
+)
+def test_a_rank_that_leaves_after_the_schedulers_signal_may_have_saved(
+    signalled: tuple[str, float] | None, changes: dict[str, Any], left_s: float, is_said: bool
+) -> None:
+    ranks = (rank(0), rank(1, exit_code=3, ended_s=left_s))
+    run = outcome(diagnosis=None, first_failed_rank=1, attempts=(replace(before(None)[0], ranks=ranks),))
+    for node in (0, 1):
+        diagnosis = announced(Settings(node=node), ended(announced=signalled), replace(run, **changes))
+        assert (diagnosis is not None) is is_said
+        if diagnosis is not None:
+            assert (diagnosis.code, diagnosis.rank, diagnosis.host) == ("terminated", 1, "node-1")
+            assert diagnosis.what == "rank 1 ended with exit code 3 after SIGUSR1"
+
+
 def test_attempt_that_is_followed_by_another(settings: Settings) -> None:
     text, final = attempt_ended(settings, two_ranks())
     assert not final and text.startswith("ddplaunch: attempt 1 of 4 failed: error[script-exception] ")
@@ -196,6 +254,8 @@ def test_success_is_one_line_even_without_a_disk(settings: Settings) -> None:
     run = ended(attempt(rank(0), rank(1)), state="succeeded")
     assert conclude(settings, run, heard) == 0
     assert heard.text == "ddplaunch: done after 10 s, record in runs/r\n"
+    recorded = json.loads((Path(settings.directory) / "outcome.json").read_text())
+    assert [each["failed"] for each in recorded["attempts"]] == [False]
     directory = Path(settings.directory) / "file"
     directory.write_text("in the way")
     heard = Heard()

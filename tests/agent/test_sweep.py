@@ -61,12 +61,15 @@ def test_a_rank_that_nobody_told_of_is_found_by_the_token_of_its_launch() -> Non
         until(lambda: unannounced(own_processes(), token, launcher), "the kernel shows its environment")
         found = unannounced(own_processes(), token, launcher)
         assert [one.pid for one in found] == [started[0].pid]
-        assert unannounced(own_processes(), "", launcher) == []
+        assert unannounced(own_processes(), "", launcher) == [] == unannounced(own_processes(), token, None)
         for younger_by, pids in ((0, [started[0].pid]), (1, [])):  # what ran before torchrun is none of its ranks
             torchrun = row(os.getpid(), 1, 1, found[0].start_ticks + younger_by)
             assert [one.pid for one in unannounced(own_processes(), token, torchrun)] == pids
         owners = {started[0].pid: Owner(started[0].pid, found[0])}
         until(lambda: len(of_ranks(own_processes(), owners)) == 2, "its child runs")
+        _, child = of_ranks(own_processes(), owners)
+        apart = row(child.pid, child.parent, child.pid, child.start_ticks)
+        assert unannounced([found[0], apart], token, launcher) == [found[0]], "what a rank starts in another session"
         sweeps = Sweeps(Loop().at)
         sweeps.begin(lambda: of_ranks(own_processes(), owners), lambda _: 1.0)
 
@@ -174,6 +177,8 @@ def test_the_status_of_another_process_of_the_same_number_is_not_the_ranks(monke
             (handle,) = attempt.started({"0": child.pid}, None)
         attempt.has_ended(handle)
         assert attempt.ranks[0].end().exit_code == exit_code
+        attempt.complete([], succeeded=True)
+        assert attempt.ranks[0].end().exit_code == (exit_code or 0), "what was seen stays"
     child.wait()
 
 

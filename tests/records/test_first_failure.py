@@ -138,7 +138,7 @@ def test_state(said: dict[str, Any], state: str) -> None:
 
 
 def rank(
-    number: int, at_s: float, code: int | None = None, signal: str | None = None, by: Any = "itself"
+    number: int, at_s: float | None, code: int | None = None, signal: str | None = None, by: Any = "itself"
 ) -> RankOutcome:
     return RankOutcome(number, 0, f"h{number}", exit_code=code, signal=signal, ended_s=at_s, ended_by=by)
 
@@ -155,6 +155,7 @@ def outcome(node: int, state: Any, *ranks: RankOutcome, before: tuple[RankOutcom
         (outcome(1, "failed", rank(1, 5.0, 1), before=(rank(1, 2.0, 3),)), 1, 15, NodeFailure(5.0, 1, "ranks")),
         (outcome(1, "failed", rank(1, 5.0, None, "SIGTERM", "launcher")), 1, None, NodeFailure(9.0, 1, "other")),
         (outcome(1, "failed", rank(1, 5.0, None, "SIGTERM", "launcher")), 1, 15, None),
+        (outcome(1, "failed", rank(1, None, 1)), 1, None, NodeFailure(9.0, 1, "other")),  # nobody saw when
         (outcome(1, "killed", rank(1, 5.0, None, "SIGTERM", "launcher")), 137, None, NodeFailure(4.0, 1, "torchrun")),
         (outcome(1, "killed", rank(1, 5.0, 0)), 137, 15, NodeFailure(8.0, 1, "torchrun")),  # its ranks were through
         (outcome(1, "killed"), 137, 15, NodeFailure(8.0, 1, "torchrun")),
