@@ -23,7 +23,7 @@ parser.add_argument("--grad-accum", type=int, default=1)
 args = parser.parse_args()
 dist.init_process_group("gloo")
 sys.modules["torch._dynamo"] = types.SimpleNamespace(disable=lambda call, *_, **__: call, graph_break=lambda: None)
-model = torch.nn.Linear(16, 1 << 18, bias=False)
+model = torch.nn.Linear(16, 1 << 12, bias=False)
 optimizer = torch.optim.SGD(model.parameters(), args.lr)
 data = torch.utils.data.TensorDataset(torch.randn(1000, 16))
 sampler = torch.utils.data.distributed.DistributedSampler(data)
@@ -50,7 +50,7 @@ def fit(
 
 
 def test_the_largest_batch_is_found_in_few_trials(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TRAINING)
+    (tmp_path / "train.py").write_text(TRAINING.replace("1 << 12", "1 << 18"))  # a sample takes some 12 MiB
     words = ("1", "--device", "cpu", "--memory", "450MiB", "--batch-size", "4", "--steps", "5")
     done, found = fit(tmp_path, *words)
     assert done.returncode == 0, done.stderr
