@@ -271,7 +271,7 @@ def test_what_slurm_refuses_leaves_no_job(
 
 def test_sizes_are_those_of_one_node_of_an_allocation(cluster: Cluster, place: Path) -> None:
     (place / "train.py").write_text(PLANTED)
-    flags = f"--device cpu --steps 15 --json --in-place --preload torch._dynamo {shlex.join(HERE)}"
+    flags = f"--device cpu --steps 15 --json --in-place {shlex.join(HERE)}"
     command = f"{sys.executable} -m ddplaunch scale 2 {flags} -- train.py > scale.json"
     wrapped = ["sbatch", "--parsable", "-N2", "-c3", "-o", "scale.out", "--wrap", command]
     cluster.finished(cluster.run(wrapped, place).stdout.strip(), timeout_s=400)
