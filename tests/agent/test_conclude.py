@@ -27,6 +27,8 @@ from ddplaunch.ui.explain_view import explanation_text
 from ddplaunch.ui.outcome_view import outcome_text
 from ddplaunch.ui.terminal import Terminal
 from tests.conftest import Golden
+from tests.records.fake_runs import outcome as outcome_of_run
+from tests.records.fake_runs import record
 
 TRACEBACK = """\
 starting
@@ -247,6 +249,27 @@ def test_a_run_that_somebody_stopped_is_no_error() -> None:
     assert explanation_text(Explanation(found), "run r", Terminal(80)) == f"nothing failed in run r: {found.what}\n"
     outside = replace(stopped, diagnosis=replace(found, what="the launcher was ended from outside"))
     assert "error[terminated]" in outcome_text(outside, None, Terminal(200))
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "says"),
+    [
+        ("failed", "1", "it failed like earlier, with the same command and code: this is deterministic"),
+        ("failed", "2", "it failed like earlier, although train.py changed since"),
+        ("succeeded", "1", "the same command succeeded as earlier, with the same code"),
+        ("succeeded", "2", "the same command succeeded as earlier, before train.py changed"),
+    ],
+)
+def test_a_failure_is_told_beside_the_run_before(settings: Settings, state: str, code: str, says: str) -> None:
+    directory = record(Path(settings.directory).parents[1], "r", code={"train.py": "1"})
+    earlier = record(directory.parents[1], "earlier", begun_s=100.0, code={"train.py": code})
+    heard = Heard()
+    conclude(settings, ended(two_ranks()), heard)
+    assert "earlier" not in heard.text
+    failure = json.loads((directory / "outcome.json").read_text())["diagnosis"] if state == "failed" else None
+    outcome_of_run(earlier, state, diagnosis=failure, cascade=[])
+    conclude(settings, ended(two_ranks()), heard)
+    assert says in " ".join(heard.text.split())
 
 
 def test_success_is_one_line_even_without_a_disk(settings: Settings) -> None:

@@ -100,7 +100,7 @@ def test_torchrun_replaces_this_process(monkeypatch: pytest.MonkeyPatch, option:
 
 
 def test_a_detached_launch_that_ends_before_it_launched_hands_its_status_on() -> None:
-    for status in (3, 128 + signal.SIGKILL):
+    for status in (0, 3, 128 + signal.SIGKILL):
         if (shown := detach()) is None:
             os.kill(os.getpid(), signal.SIGKILL) if status > 128 else os._exit(status)
         assert shown == status

@@ -1,4 +1,4 @@
-"""The run of the same command before: whether it failed alike, and what has changed since; also of real runs."""
+"""The run of the same command before: whether it failed alike, and what has changed since."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from ddplaunch.records.earlier_run import run_before
 from ddplaunch.records.outcome import PreviousRun, RunOutcome, read_outcome
 from ddplaunch.values.codec import plain
 from tests.cli.cli_calls import call, folder
-from tests.hosts.launching import clean_environment, ddplaunch, run_to_end
 from tests.records.fake_runs import outcome, record
 
 __all__ = ["call", "folder"]  # fixtures
 
-DEADLINE_S = 240
 RAISED = Diagnosis(
     "script-exception", "observed", "ValueError: bad at t.py:5", "it raised", ("look",), 1, "node-1",
     exception=Raised("ValueError", "bad", "t.py:5"),
@@ -83,33 +81,3 @@ def test_the_run_of_the_same_command_before_is_found(tmp_path: Path) -> None:
     assert run_before(now, this) is None
     failed(run(tmp_path, "d", "x", 1001.5, "2"), RAISED)
     assert run_before(now, this) == PreviousRun("d", "alike", ("train.py",))
-
-
-# Real runs
-
-SCRIPT = """
-import model
-loss = 1.0
-for step in range(6):
-    loss -= 0.1 * loss * model.SLOPE
-    if loss < 0:
-        raise ValueError("the loss is negative")
-"""
-
-
-@pytest.mark.slow
-def test_a_failure_that_comes_again_is_deterministic_and_told_beside_what_worked(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    (tmp_path / "model.py").write_text("SLOPE = 1.0\n")
-
-    def launch(name: str, *more: str) -> str:
-        words = ddplaunch("run", "2", "--device", "cpu", "--run-id", name, *more, "--", "train.py")
-        environment = clean_environment(NO_COLOR="1", COLUMNS="200", TERM="dumb")
-        return run_to_end(words, tmp_path, environment, DEADLINE_S)[1]
-
-    launch("works")
-    (tmp_path / "model.py").write_text("SLOPE = 20.0\n")
-    assert "the same command succeeded as works, before model.py changed" in launch("breaks")
-    again = launch("again", "--max-restarts", "1")
-    assert "it failed like breaks, with the same command and code: this is deterministic" in again
-    assert "all 2 attempts failed alike: this is deterministic" in again
