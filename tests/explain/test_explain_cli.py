@@ -90,14 +90,8 @@ def test_the_newest_run_a_run_id_and_its_end(run: Path, call: Call) -> None:  # 
 
 
 def test_what_was_found_at_the_end_of_a_run_is_kept(run: Path, call: Call) -> None:  # noqa: F811
-    attempt: dict[str, Any] = {
-        "attempt": 0,
-        "started_s": 1.5,
-        "ended_s": 2,
-        "failed": True,
-        "diagnosis": None,
-        "ranks": [],
-    }
+    attempt: dict[str, Any] = {"attempt": 0, "started_s": 1.5, "ended_s": 2}
+    attempt |= {"failed": True, "diagnosis": None, "ranks": []}
     outcome(run, "failed", exit_status=1, diagnosis=FOUND, cascade=[], attempts=[attempt])
     answer = json.loads(call("explain", "--json").out)
     assert answer["diagnosis"] == FOUND and answer["attempts"] == [attempt]
