@@ -66,6 +66,11 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     driver.quit()
 
 
+def scheme(browser: Any, name: str) -> None:
+    features = [{"name": "prefers-color-scheme", "value": name}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+
 def test_it_tells_the_run(browser: Any, page: Path) -> None:
     from selenium.webdriver.support.ui import Select
 
