@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch import __version__
 from ddplaunch.cli import streams
 from ddplaunch.cli.streams import StartReport, read_told
-from tests.cli.cli_calls import Call, call, folder, spawn
+from tests.cli.cli_calls import Call, Said, call, folder, spawn
 
 __all__ = ["call", "folder"]
 DRY = ["run", "2", "--dry-run", "--", "train.py"]
@@ -79,6 +80,7 @@ def test_interrupted_while_it_prepares(folder: Path) -> None:
 def test_alone_it_shows_what_it_can_do(call: Call) -> None:
     said = call()
     assert said.status == 2 and call("--", "train.py") == said
+    assert call("--version") == call("version") == Said(0, f"ddplaunch {__version__}\n", "")
     assert all(f" {command} " in said.out for command in ("run", "plan", "doctor", "explain"))
     assert "ddplaunch doctor " in said.out
     for words in (["--help"], ["-h"], ["run", "-h"], ["run", "2", "--help", "--", "train.py"]):
