@@ -26,15 +26,11 @@ from ddplaunch.hosts.roll_call.messages import (
 from ddplaunch.values.finding import UsageError
 from tests.agent.guarded import until
 from tests.hosts.launching import clean_environment, ddplaunch, finish
-from tests.hosts.roll_calls import Gathering, hello, knock
-from tests.ports import free_port
+from tests.hosts.roll_calls import Gathering, hello, knock, port
+
+__all__ = ["port"]  # a fixture
 
 OURS, THEIRS = Secret("given", b"o" * 32), Secret("given", b"t" * 32)
-
-
-@pytest.fixture
-def port() -> int:
-    return free_port()
 
 
 def all_share(secret: Secret) -> dict[int, tuple[Secret, ...]]:

@@ -32,29 +32,25 @@ def seen(pid: int) -> Process:
     return process
 
 
-def test_a_recycled_pid_is_not_signalled(start_run: StartRun) -> None:
-    run = start_run("recycled")
-    rank = seen(run.rank_pids[0])
-    assert rank.environment is not None
-    earlier = rank._replace(start_ticks=rank.start_ticks - 1)  # the pid was somebody else's before
-    assert send_signal(earlier, signal.SIGKILL) == "other" and not is_same(earlier)
-    stranger = rank._replace(environment={**rank.environment, "DDPLAUNCH_RUN_ID": "another"})
-    assert send_signal(stranger, signal.SIGKILL) == "other"
-    assert runs(rank.pid)
-    assert send_signal(rank, signal.SIGKILL) == "sent"
-    assert wait_gone([rank], 30) == []
-    assert wait_for(lambda: send_signal(rank, signal.SIGKILL) in ("gone", "sent"))  # a zombie until its parent looks
-
-
-def test_an_old_kernel_has_no_pidfd(start_run: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(_: int) -> int:
+@pytest.mark.parametrize("old_kernel", [False, True])
+def test_a_recycled_pid_is_not_signalled(
+    start_run: StartRun, monkeypatch: pytest.MonkeyPatch, old_kernel: bool
+) -> None:
+    def no_pidfd(_: int) -> int:
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(os, "pidfd_open", missing)
-    run = start_run("old", ranks=1)
-    rank = seen(run.rank_pids[0])
-    assert send_signal(rank._replace(start_ticks=1), signal.SIGKILL) == "other" and runs(rank.pid)
+    if old_kernel:
+        monkeypatch.setattr(os, "pidfd_open", no_pidfd)
+    rank = seen(start_run("recycled", ranks=1).rank_pids[0])
+    assert rank.environment is not None
+    earlier = rank._replace(start_ticks=rank.start_ticks - 1)  # the pid was somebody else's before
+    stranger = rank._replace(environment={**rank.environment, "DDPLAUNCH_RUN_ID": "another"})
+    for other in (earlier, stranger):
+        assert send_signal(other, signal.SIGKILL) == "other" and not is_same(other)
+    assert runs(rank.pid)
     assert send_signal(rank, signal.SIGKILL) == "sent" and wait_gone([rank], 30) == []
+    if not old_kernel:  # a zombie until its parent looks
+        assert wait_for(lambda: send_signal(rank, signal.SIGKILL) in ("gone", "sent"))
 
 
 def test_of_a_run_that_has_ended_or_that_never_was_nothing_is_ended(call: Call, folder: Path) -> None:
