@@ -56,7 +56,7 @@ def test_node_lists_are_spelled_out_in_order_or_not_guessed_at() -> None:
         assert expand_hosts(text) == tuple(hosts.split())
     for text in ("", "a[1-", "a[]", "a[2-1]", "a[1-99999999]", "a[x]", "a,,b", "a]b", "n[1-999][1-999]"):
         assert expand_hosts(text) is None, text
-    assert repeated_counts("2(x3),1") == (2, 2, 2, 1) and repeated_counts("2(x") is None
+    assert repeated_counts("2(x3),1") == (2, 2, 2, 1) and repeated_counts("2(x") is repeated_counts("2(x0)") is None
 
 
 @given(st.text("ab019[],-()x", max_size=30))
@@ -132,6 +132,8 @@ SIX_GPUS = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5", "SLURM_STEP_GPUS": "0,1,2,3,4
         (TASKS | {"CUDA_VISIBLE_DEVICES": "0"}, {}, "nproc", 1),
         (TASKS | SIX_GPUS, {}, "env", ("CUDA_VISIBLE_DEVICES", "2,3")),
         (TASKS | SIX_GPUS, {}, "nproc", 2),
+        (TASKS, {"device": "cpu"}, "nproc", 1),
+        (TASKS, {"gpus": "0"}, "env", None),
         (TASKS | {"SLURM_STEP_GPUS": "0,1,2,3,4,5,6,7,8"}, {}, "nproc", 3),  # its own three of nine
         (TASKS | dict.fromkeys(SIX_GPUS, "0,1,2,3"), {}, "nproc", 1),  # do not divide evenly
         ({}, {}, "nproc", 3),
@@ -151,7 +153,9 @@ def test_what_a_step_decides(environ: dict[str, str], typed: dict[str, str], nam
 def test_a_batch_script_is_outside_of_a_step() -> None:
     slurm = read_slurm(BATCH)
     assert slurm is not None and slurm.step is None and slurm.on_node and slurm.nodes == 2
-    assert complete(Options(), BATCH).nnodes is None
+    assert complete(Options(), BATCH).nnodes is None and complete(Options(), BATCH).nproc is not None
+    login = {name: value for name, value in BATCH.items() if name not in ("SLURMD_NODENAME", "CUDA_VISIBLE_DEVICES")}
+    assert complete(Options(), login).nproc is None, "the GPUs are elsewhere"
     for inside in ({"SLURM_STEP_ID": "4294967290"}, {"SLURM_STEP_ID": "0", "SLURM_PTY_PORT": "4711"}):
         interactive = read_slurm(BATCH | inside)
         assert interactive is not None and interactive.step is None
@@ -174,6 +178,7 @@ def test_the_note_says_what_slurm_gave_and_how_much_time_is_left() -> None:
     (note,) = notes(STEP | {"SLURM_JOB_END_TIME": "4600"}, now_s=1000)
     assert note == "Slurm job 12.0: node 1 of 2 nodes (vn[1-2]), 3 GPUs on this node, 4 CPUs a task, 1 h left"
     assert notes({}, 0) == ()
+    assert notes(environ_of("SLURM_JOB_ID=7 SLURM_JOB_NODELIST=vn1"), 0) == ("Slurm job 7: vn1",)
 
 
 @pytest.mark.parametrize("value", ["", "x", "-1", "999999999999999999999"])
