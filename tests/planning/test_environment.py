@@ -57,6 +57,7 @@ AS_IT_IS = "nothing is decided"
     [
         ({"nproc": "64"}, {}, "OMP_NUM_THREADS", "1"),
         ({}, {"facts": healthy_facts(cpu=Unavailable("no /proc"))}, "OMP_NUM_THREADS", AS_IT_IS),
+        ({}, {"facts": healthy_facts(network=Unavailable("no /sys"))}, "NCCL_IB_DISABLE", AS_IT_IS),
         ({"gpus": "3,1"}, {"selection": CHOSEN}, "CUDA_VISIBLE_DEVICES", "3,1"),
         ({"gpus": "3,1"}, {"selection": CHOSEN, "pairs": (("CUDA_VISIBLE_DEVICES", "0", BY_ENV),)}, *THREE_ONE),
         ({"gpus": "3,1", "nproc": "auto"}, {"selection": CHOSEN}, "OMP_NUM_THREADS", "8"),

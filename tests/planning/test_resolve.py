@@ -116,6 +116,8 @@ def test_numbers_reach_arguments_environment_and_current_alike() -> None:
     assert environment["DDPLAUNCH_GLOBAL_BATCH_SIZE"] == "64"
     ours = {"run_id": "run-1", "batch_size": 16, "accum": 1, "global_batch_size": 64, "world_size": 4, "nproc": 4}
     more = {"nnodes": 1, "lr": 4e-4, "lr_factor": 4.0, "steps_per_epoch": 100, "dataset_size": 6400}
+    half = decide(said(nproc="2", batch_size=12, base_lr=1e-4, base_batch_size=16))
+    assert current(variables(half)).lr_factor == 1.5
     assert current(environment) == Current(**ours, **more)  # type: ignore[arg-type]
 
 
