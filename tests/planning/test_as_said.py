@@ -63,14 +63,12 @@ READ_ARGS = ("--batch-size", "8", "--accum", "2", "--warmup", "100", "--lr", "0.
 @pytest.mark.parametrize(
     ("flag", "value", "words"),
     [
-        ("batch_option", "--batch-size:rank", ("--batch-size", "8")),
         ("batch_option", "--batch-size:node", ("--batch-size", "32")),
         ("batch_option", "--batch-size:total", ("--batch-size", "64")),
         ("batch_option", "--batch-size:step", ("--batch-size", "128")),
         ("batch_option", "batch_size:total", ("--batch-size", "64")),
         ("batch_option", "--images", ("--images", "8")),
         ("batch_option", "none", ()),
-        ("lr_option", "--lr", ("--lr", "0.05")),
         ("lr_option", "--lr:final", ("--lr", "0.4")),
         ("lr_option", "--lr:base", ("--lr", "0.1")),
         ("lr_option", "head-lr", ("--head-lr", "0.4")),
