@@ -51,6 +51,7 @@ def test_who_is_missing_is_named_everywhere(port: int) -> None:
             (finding,) = verdict.findings
             assert not verdict.go and finding.code == "nodes-missing"
             assert "2 of 3 nodes joined" in finding.what and "missing: node 2" in finding.what
+            assert "`--join-timeout 30m`" in finding.fix
 
 
 @pytest.mark.parametrize(
