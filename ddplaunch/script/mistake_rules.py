@@ -38,7 +38,8 @@ def _written_down(groups: Sequence[Place], parts: Sequence[ReachablePart], flow:
     by_environment = False
     for call, part in groups:
         if all(item.arg for item in call.keywords) and not any(isinstance(item, ast.Starred) for item in call.args):
-            method = string(keyword(call, "init_method") or next(iter(call.args[1:]), ast.Constant("env://"))) or ""
+            given = keyword(call, "init_method") or next(iter(call.args[1:]), ast.Constant("env://"))
+            method = str(flow.known.value(given, part))
             by_environment = by_environment or (method == "env://" and keyword(call, "store") is None)
             if method.startswith("tcp://") and not _is_tried(call, part):
                 # an address without size and rank is refused, and torch chooses the backend by the device

@@ -31,7 +31,7 @@ _LIBRARY_STARTERS = """
     ray.train.torch.TorchTrainer torch.distributed.launcher.api.elastic_launch
 """
 _LIBRARIES = _LIBRARY_STARTERS.split()
-# The last names of what can start ranks, unless it gets `nprocs`.
+# The last names of what can start ranks.
 _STARTERS = ("spawn", "start_processes", "Process", *(name.rpartition(".")[2] for name in _LIBRARIES))
 # Others set up a group only in processes that they start, or by another launcher.
 _JOINING = FRAMEWORKS - {"detectron2", "horovod", "monai", "ray"} | {"transformers", "sentence_transformers"}
@@ -154,10 +154,12 @@ def ranks_of(outside: Outside, options: Sequence[DeclaredOption]) -> GroupSetUp:
 def _is_configured(node: ast.expr, part: ReachablePart, flow: Flow) -> bool:
     """Return whether a key of a configuration that was not read decides if ``node`` runs."""
     return any(
-        last(getattr(key, "value", None)) in NAMESPACES and not (flow.bound(key, part) or flow.made_of(key, part))  # type: ignore[arg-type]  # or of nothing
+        last(getattr(key, "value", None)).rpartition("_")[2] in NAMESPACES  # or of `train_config`
+        and not (flow.bound(key, part) or flow.made_of(key, part))  # type: ignore[arg-type]  # or of nothing
         for test, _ in flow.known.conditions(node, part)
         if flow.known.decide(test, part) is None
-        for key in ast.walk(test)
+        for name in ast.walk(test)
+        for key in (name, *(value for value, _ in flow.bound(name, part)))
     )
 
 
@@ -213,12 +215,8 @@ class Outside:
     def __init__(self, parts: Sequence[ReachablePart], flow: Flow) -> None:
         """Find what starts ranks."""
         self.parts, self.flow = parts, flow
-        starters = (
-            (call, part)
-            for part in parts
-            for call in (part.calls if "nprocs" in part.source.text else part.calls_of(*_STARTERS))
-        )
-        self.spawns = [(call, part) for call, part in starters if _starts_ranks(call, part, flow)]
+        starters = ((call, part) for part in parts for call in part.calls_of(*_STARTERS))
+        self.spawns = [(call, part) for call, part in starters if _starts_ranks(call, part)]
         self.targets = {id(node) for call, _ in self.spawns for item in _arguments(call) for node in ast.walk(item)}
 
     def obstacle(self, node: ast.AST, part: ReachablePart, seen: frozenset[int] = frozenset()) -> _Obstacle | None:
@@ -310,10 +308,8 @@ def _number_of(devices: object, name: str) -> int:
     return len(devices) if isinstance(devices, tuple) else devices if type(devices) is int else 0
 
 
-def _starts_ranks(call: ast.Call, part: ReachablePart, flow: Flow) -> bool:
+def _starts_ranks(call: ast.Call, part: ReachablePart) -> bool:
     name = dotted(call.func, part.aliases)
-    if isinstance(call.func, ast.Name) and keyword(call, "nprocs") is not None:  # run = torch.multiprocessing.spawn
-        name = next((dotted(value, where.aliases) for value, where in flow.bound(call.func, part)), name)
     if name in ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"):
         processes = keyword(call, "nprocs") or (call.args[2] if len(call.args) > 2 else None)
         return processes is not None and ast.unparse(processes) != "1"

@@ -10,6 +10,9 @@ import pytest
 from ddplaunch.script.read import read_script
 
 HEAD = "import os\nimport torch.distributed as dist\ndef main():\n"
+BY_OPTION = (
+    "p = argparse.ArgumentParser()\np.add_argument('--url', default='tcp://localhost:9999')\nargs = p.parse_args()\n"
+)
 GROUP = 'dist.init_process_group("nccl")\n'
 PORT = 'os.environ["MASTER_PORT"] = "12355"\n'
 WITHOUT_LAUNCHER = (
@@ -31,6 +34,7 @@ WITHOUT_LAUNCHER = (
         ),
         ('os.environ.setdefault("MASTER_PORT", "12355")\n' + GROUP, 0, ""),
         (f'if "RANK" not in os.environ:\n    {PORT}{GROUP}', 0, ""),
+        (BY_OPTION + "dist.init_process_group('nccl', init_method=args.url)\n", 7, "dist.init_process_group()"),
         (f"if debug:\n    {PORT}{GROUP}", 0, ""),
         (WITHOUT_LAUNCHER, 0, ""),
     ],

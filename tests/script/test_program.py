@@ -113,6 +113,7 @@ SUPER = (
         ("from lightning import Trainer\ndef fit(t: Trainer | None) -> Trainer: ...\nfit(make())\n", True),
         ("import horovod.torch as hvd\nhvd.init()\n", True),
         ("from accelerate import Accelerator\nif cfg['many']:\n    Accelerator()\n", True),
+        ("def up(many):\n    if many:\n        dist.init_process_group()\nup(my_config.many)\n", True),
         ("from accelerate import Accelerator\ncfg.many = size > 1\nif cfg.many:\n    Accelerator()\n", None),
         ("import torch\ndef unused():\n    torch.distributed.init_process_group()\nif False:\n    unused()\n", True),
         (SUPER + "Mine('pytorch')\n", True),
