@@ -155,7 +155,8 @@ def _is_configured(node: ast.expr, part: ReachablePart, flow: Flow) -> bool:
     """Return whether a key of a configuration that was not read decides if ``node`` runs."""
     return any(
         last(getattr(key, "value", None)).rpartition("_")[2] in NAMESPACES  # or of `train_config`
-        and not (flow.bound(key, part) or flow.made_of(key, part))  # type: ignore[arg-type]  # or of nothing
+        and all(last(value) == last(key) != "" for value, _ in flow.bound(key, part))  # copied at most
+        and not flow.made_of(key, part)  # type: ignore[arg-type]  # or of nothing
         for test, _ in flow.known.conditions(node, part)
         if flow.known.decide(test, part) is None
         for name in ast.walk(test)

@@ -82,6 +82,9 @@ SUPER = (
 )
 
 
+UP = "def up(many):\n    if many:\n        dist.init_process_group()\n"
+
+
 # What follows from the text: whether what was not read may set up a group, None if one was followed.
 @pytest.mark.parametrize(
     ("text", "hidden"),
@@ -113,7 +116,9 @@ SUPER = (
         ("from lightning import Trainer\ndef fit(t: Trainer | None) -> Trainer: ...\nfit(make())\n", True),
         ("import horovod.torch as hvd\nhvd.init()\n", True),
         ("from accelerate import Accelerator\nif cfg['many']:\n    Accelerator()\n", True),
-        ("def up(many):\n    if many:\n        dist.init_process_group()\nup(my_config.many)\n", True),
+        (UP + "up(my_config.many)\n", True),
+        (UP + "self.many = my_config.many\nup(my_config.many)\n", True),
+        (UP + "my_config.many = size > 1\nup(my_config.many)\n", None),
         ("from accelerate import Accelerator\ncfg.many = size > 1\nif cfg.many:\n    Accelerator()\n", None),
         ("import torch\ndef unused():\n    torch.distributed.init_process_group()\nif False:\n    unused()\n", True),
         (SUPER + "Mine('pytorch')\n", True),
