@@ -83,7 +83,7 @@ def test_alone_it_shows_what_it_can_do(call: Call) -> None:
     assert call("--version") == call("version") == Said(0, f"ddplaunch {__version__}\n", "")
     assert all(f" {command} " in said.out for command in ("run", "plan", "doctor", "explain"))
     assert "ddplaunch doctor " in said.out
-    for words in (["--help"], ["-h"], ["run", "-h"], ["run", "2", "--help", "--", "train.py"]):
+    for words in (["--help"], ["-h"], ["run", "train.py", "-h"], ["run", "2", "--help", "--", "train.py"]):
         shown = call(*words)
         assert shown.status == 0 and "Usage: ddplaunch" in shown.out and shown.err == ""
 
