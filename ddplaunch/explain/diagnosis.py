@@ -39,6 +39,7 @@ _IN_PROCESS = frozenset(("spawn_main", "_bootstrap"))  # functions of multiproce
 _NAMELESS = ("__init__.py", "__main__.py")
 _MOST_CALLS = 40
 _SOURCE = 160  # characters of a source line
+_OF_PATH = re.compile(r"^\[Errno \d+\] .*: '([^']+)'$")
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,11 @@ class Raised:
     message: str
     frame: str | None = None  # "train.py:31 in main"
     notes: tuple[str, ...] = ()
+
+    def below(self, following: Raised) -> bool:
+        """Return whether a file is missing, and ``following`` failed on a folder above it."""
+        paths = [match[1] for raised in (self, following) if (match := _OF_PATH.match(raised.message))]
+        return self.type == "FileNotFoundError" and len(paths) == 2 and paths[0].startswith(f"{paths[1]}/")
 
 
 @dataclass(frozen=True)

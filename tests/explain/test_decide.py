@@ -296,7 +296,6 @@ def test_a_rank_that_lost_a_dataloader_worker_is_the_cause_and_others_lost_the_r
     assert (found.code, found.rank) == ("script-exception", 1)
     assert found.fixes == ("run once with `num_workers=0`: what ends the worker then shows in the rank",)
     told_to = raised(1, "RuntimeError: DataLoader worker (pid 4142) is killed by signal: Terminated. ")
-    assert diagnosed(told_to + raised(0, "ValueError: bad sample")).what.startswith("ValueError")
     assert "num_workers" not in diagnosed(told_to).fixes[0], "it did not leave by itself"
 
 

@@ -117,16 +117,3 @@ def test_an_abort_after_the_end_of_the_program_is_called_so() -> None:
     assert recorded((ABORTED, end), ("", told(0))).code == "aborted"
     noted = recorded((raised(None, "KeyError: 'bird'") + ABORTED, end), ("", told(0)))
     assert noted.code == "script-exception"
-
-
-def test_what_cleans_up_behind_an_exception_is_not_the_cause() -> None:
-    def chain(first: str, second: str, function: str) -> str:
-        later = raised(None, second).replace("in main", f"in {function}")
-        return raised(None, first) + "\nDuring handling of the above exception, another exception occurred:\n\n" + later
-
-    closing = chain(
-        "KeyError: 'pixel_values'", "AttributeError: 'NoneType' object has no attribute 'close'", "__exit__"
-    )
-    assert diagnosed(closing).what.startswith("KeyError: 'pixel_values' at train.py:31")
-    looked_up = chain("KeyError: 'pixel_values'", "ValueError: no column of pixels", "load")
-    assert diagnosed(looked_up).what.startswith("ValueError: no column of pixels")

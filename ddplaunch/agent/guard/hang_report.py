@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ddplaunch.agent import has_other_nodes
 from ddplaunch.agent.guard.attempt import Attempt, RankLife
-from ddplaunch.explain.diagnosis import Diagnosis
+from ddplaunch.explain.diagnosis import Diagnosis, of_process
 from ddplaunch.explain.read.lines import read_lines
 from ddplaunch.explain.read.traceback import Tracebacks
 from ddplaunch.explain.stacks.hang import NoProgress, ended_part, hang_diagnosis, with_ended_parts
@@ -102,15 +102,16 @@ def _as_recorded(story: Diagnosis, attempt: str | None, ranks: Iterable[int]) ->
 
 
 def _ended_part(output: str) -> tuple[str, str] | None:
-    """Return which part of a rank an exception ended last, as `ended_part` does.
+    """Return which part of a rank an exception ended last, as `ended_part` does; None without one.
 
-    A process that a rank starts by multiprocessing prints to the rank's files.
+    A process that a rank starts by multiprocessing prints to the rank's files; its frames show what it is.
     """
     reader = Tracebacks()
     lines = (_tail(f"{output}.err") or _tail(f"{output}.out")).split("\n")
     for line in read_lines(enumerate(lines, 1), "tail"):
         reader.feed(line)
-    return ended_part(reader.finish())
+    of_parts = [each for each in reader.finish() if (each.side or of_process(each.root.frames)) and not each.handled]
+    return ended_part(of_parts[-1]) if of_parts else None
 
 
 IDLE_LOOKS, BUSY_LOOKS = 3, 5

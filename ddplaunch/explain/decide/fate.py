@@ -191,7 +191,7 @@ def _of_exception(traceback: Traceback) -> Failure | None:
     if by == "launcher" or (traceback.launcher and by):
         return None
     lost_rank = by == "peer" or raised.message.startswith(_WRAPPED)
-    lost = by in ("lost", "started") or traceback.worker_stopped
+    lost = by in ("lost", "started")
     by_others = lost_rank or lost or by == "ended"
     tier = Tier.UNCERTAIN if traceback.side or traceback.bare or traceback.launcher else Tier.GENERAL
     return Failure(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from ddplaunch.explain.diagnosis import Frame, Raised, UserCall, own_frame, user_calls
 from ddplaunch.explain.read.lines import Line, announced_in, names_exception
@@ -72,11 +73,6 @@ class Traceback:
     bare: bool = False
 
     @property
-    def worker_stopped(self) -> bool:
-        """Whether a DataLoader noticed that one of its workers was told to end, as launchers do with all processes."""
-        return self.lost_worker and "signal: Terminated" in self.root.raised.message
-
-    @property
     def lost_worker(self) -> bool:
         """Whether a DataLoader reports that one of its workers is gone."""
         return self.root.raised.message.startswith(_WORKER)
@@ -93,11 +89,12 @@ class Traceback:
         inner = [part for part in self.parts if part.link == "original"]
         if inner:
             return inner[-1]
-        for position, part in enumerate(self.parts[:-1]):
-            following = self.parts[position + 1]
+        for part, following in pairwise(self.parts):
             nameless = following.link == "cause" and part.raised.message in _NAMELESS
             if nameless or part.raised.type.endswith("CancelledError"):
                 continue  # the next one says who was not reached; asyncio cancels what took too long
+            if following.link == "during" and part.raised.below(following.raised):
+                continue  # `Path.mkdir(parents=True)` tries the parents of a missing folder
             if following.link == "cause" or part.raised.type.rpartition(".")[2] not in _MISSES:
                 return part
         return self.parts[-1]

@@ -7,11 +7,11 @@ A stack shows where a rank is, not why, so every diagnosis here is at most likel
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ddplaunch.explain.decide.flight import Flight
-from ddplaunch.explain.diagnosis import Diagnosis, of_process
+from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.explain.read.traceback import Traceback
 from ddplaunch.explain.signatures import named, say, words_for
 from ddplaunch.explain.stacks.parse import (
@@ -187,15 +187,12 @@ def _all_called_it(diagnosis: Diagnosis, known_groups: Sequence[RankGroup], reco
     return replace(diagnosis, why=words.why, fixes=(*words.fixes, *fixes), evidence=evidence)
 
 
-def ended_part(tracebacks: Iterable[Traceback]) -> tuple[str, str] | None:
-    """Return which part of a rank an exception ended last, ("thread" or "process", exception); None without one."""
-    of_parts = [each for each in tracebacks if (each.side or of_process(each.root.frames)) and not each.handled]
-    if not of_parts:
-        return None
-    raised, kind = of_parts[-1].raised, "thread" if of_parts[-1].side else "process"
+def ended_part(traceback: Traceback) -> tuple[str, str]:
+    """Return which part of a rank an exception ended: ("thread" or "process", the exception)."""
+    raised = traceback.raised
     words = f"{raised.type}: {raised.message}"[:_SAID] + (f" at {raised.frame}" if raised.frame else "")
-    again = any(frame.function in IMPORTS_AGAIN for part in of_parts[-1].parts for frame in part.frames)
-    return kind, f"{words} {IMPORTED_ANEW}" if again else words
+    again = any(frame.function in IMPORTS_AGAIN for part in traceback.parts for frame in part.frames)
+    return "thread" if traceback.side else "process", f"{words} {IMPORTED_ANEW}" if again else words
 
 
 def with_ended_parts(story: Diagnosis, raised: Sequence[tuple[int, str, str]]) -> Diagnosis:
