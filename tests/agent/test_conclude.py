@@ -24,7 +24,7 @@ from ddplaunch.records.outcome import (
     short_outcome,
 )
 from ddplaunch.ui.explain_view import explanation_text
-from ddplaunch.ui.outcome_view import outcome_text
+from ddplaunch.ui.outcome_view import attempt_text, outcome_text
 from ddplaunch.ui.terminal import Terminal
 from tests.conftest import Golden
 from tests.records.fake_runs import outcome as outcome_of_run
@@ -360,6 +360,13 @@ def test_last_words_on_the_console(case: str, golden: Golden) -> None:
     golden(f"outcome-{case}", text)
     red = "\x1b[1;31m" in outcome_text(CASES[case], None, Terminal(80, True), signal=number)
     assert red is (case not in ("interrupted", "done", "done-at-last")), "an end in order is no error"
+
+
+def test_what_comes_by_chance_is_alike_but_not_called_deterministic() -> None:
+    killed = replace(DIAGNOSIS, code="killed", host=None)
+    text = outcome_text(outcome(attempts=before(killed, killed), diagnosis=killed), None, Terminal(200))
+    assert "  all 2 attempts failed alike\n" in text
+    assert f", rank {killed.rank}; restarting" in attempt_text(0, 2, killed, Terminal(200))
 
 
 MANY = tuple(
