@@ -89,6 +89,8 @@ def test_a_program_that_a_rank_detached_is_no_rank() -> None:
 def test_ranks_without_their_launcher_are_still_the_run() -> None:
     lost = process(20, environment={**OURS, **ELASTIC})
     late = process(23, session=20, environment={**OURS, **ELASTIC, "RANK": "1"})  # its rank may be gone as well
+    (run,) = runs_in(table(lost, LOADER._replace(state="Z"), GUARD._replace(parent=1)))
+    assert (run.ranks, run.children, run.guards) == ((lost,), (), (GUARD._replace(parent=1),))
     (run,) = runs_in(table(lost, LOADER, late))
     assert (run.launchers, run.ranks, run.children) == ((), (lost,), (LOADER, late))
     for ended in (lost, LAUNCHER):
@@ -111,7 +113,7 @@ def test_runs_of_one_id_are_told_apart_by_launch_and_user() -> None:
     def one(pid: int, launch: str, uid: int = 7) -> Process:
         return process(pid, uid=uid, command=TORCHRUN, environment={**OURS, LAUNCH: launch})
 
-    assert [run.launchers for run in runs_in(table(one(10, "a"), one(11, "b"), one(12, "a")))] == [
+    assert [run.launchers for run in runs_in(table(one(12, "a"), one(11, "b"), one(10, "a")))] == [
         (one(11, "b"),),
         (one(10, "a"), one(12, "a")),  # two nodes of one run on this machine
     ]
@@ -125,6 +127,8 @@ def test_another_users_run_is_told_by_its_command_line() -> None:
     launcher, rank = process(10, uid=8, command=command, environment=None), process(20, parent=10, uid=8)
     assert runs_in(table(launcher, rank)) == (RunProcesses("exp", 8, (launcher,), (rank,)),)
     assert runs_in(table(process(10, command=TORCHRUN, environment=None), rank)) == ()
+    other = process(10, command=(*TORCHRUN, "--rdzv-id=exp"), environment=None)
+    assert runs_in(table(other, rank)) == ()
     plain = ("python", "-m", "torch.distributed.run", "--rdzv-id=exp", "--", "train.py", "--logs-specs=ddplaunch")
     assert runs_in(table(process(10, command=plain, environment={}), rank)) == ()
 
@@ -161,6 +165,8 @@ GUARDED = {**OURS, **ELASTIC, LAUNCH: "a"}
 def test_orphans(processes: tuple[Process, ...], found: list[int]) -> None:
     groups = orphans_in(table(*processes), adopts=lambda parent: parent.pid == 1)
     assert [each.pid for group in groups for each in group.processes] == found
+    ours = processes[0].mark("DDPLAUNCH_RUN_ID")
+    assert {group.kind for group in groups} <= {"ddplaunch" if ours else "torchrun"}
 
 
 def test_processes_that_vanish_or_may_not_be_read(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def _copied(process: Process, table: ProcessTable) -> bool:
 def _is_rank(process: Process, table: ProcessTable, launchers: Mapping[int, _Key]) -> bool:
     """Return whether a launcher started it: a rank leads a session, and its DataLoader workers stay in that session."""
     if process.parent in launchers:
-        return process.session == process.pid and process.name != _SPARE and not is_guard(process)
+        return process.session == process.pid and process.name != _SPARE
     if process.mark("LOCAL_RANK") is None or process.session != process.pid:
         return False
     parent = table.get(process.parent)
