@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import ddplaunch.cli.commands.launch.submit
-from ddplaunch.hosts.slurm.job_reasons import diagnosis, waits_for
+from ddplaunch.hosts.slurm.job_reasons import diagnosis, first_state, waits_for
 from ddplaunch.hosts.slurm.programs import JobState, parse_job, parse_sacct, words
 from ddplaunch.planning.job.submission import job_name, parse_time
 from ddplaunch.ui.explain_view import as_finding
@@ -207,6 +207,19 @@ def test_a_job_that_can_never_start_is_taken_back(call: Call, folder: Path, prog
     answer = call("submit", "9x4", "--", "train.py")
     assert answer.status == 4 and "error[slurm-job-cannot-start]" in answer.err
     assert (folder / "cancelled").read_text() == "12\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "patience_s", "then"),
+    [("Priority", 60.0, "RUNNING"), ("Priority", -1.0, "PENDING"), ("Resources", 60.0, "PENDING")],
+)
+def test_a_job_is_looked_at_until_slurm_has(
+    programs: Programs, tmp_path: Path, first: str, patience_s: float, then: str
+) -> None:
+    later = asked_of("RUNNING")
+    programs(scontrol=f"if mkdir {tmp_path}/asked; then\n{asked_of('PENDING', first)}\nelse\n{later}\nfi")
+    state = first_state("12", os.environ, patience_s)
+    assert state is not None and state.state == then
 
 
 def test_the_state_of_a_job_is_read_past_a_directory_that_looks_like_one() -> None:
