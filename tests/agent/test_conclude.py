@@ -185,7 +185,7 @@ def test_the_node_that_failed_first_explains_the_end(
     ("signalled", "changes", "left_s", "is_said"),
     [
         (("SIGUSR1", 4.0), {}, 5.0, True),
-        (("SIGUSR1", 4.0), {"diagnosis": Diagnosis("unknown", "guess", "what", "why", ())}, 5.0, True),
+        (("SIGUSR1", 4.0), {"diagnosis": Diagnosis("unknown", "unknown", "what", "why", ())}, 5.0, True),
         (("SIGUSR1", 4.0), {}, 3.5, True),  # clocks of both are read a moment apart
         (("SIGUSR1", 4.0), {}, 2.9, False),
         (("SIGUSR1", 4.0), {"diagnosis": STOPPED}, 5.0, False),

@@ -372,6 +372,4 @@ if __name__ == "__main__":
     told = {"answers": answers, "chance": chance, "frozen": gc.get_freeze_count()}
     Path(os.environ["PROBE"], f"{os.environ['RANK']}.json").write_text(json.dumps(told, default=str))
     if Path(os.environ["PROBE"], "trains").exists():
-        import trainings
-
-        trainings.main()
+        importlib.import_module("trainings").main()

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-os.environ.update(word.split("=", 1) for word in sys.argv[1:])
+os.environ.update({word.partition("=")[0]: word.partition("=")[2] for word in sys.argv[1:]})
 
 import ctypes
 import logging

@@ -78,39 +78,6 @@ def dropout_and_clipping() -> Iterator[float]:
 
 
 @training
-def words_by_lstm() -> Iterator[float]:
-    class Words(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.lstm, self.out = nn.Embedding(30, 16), nn.LSTM(16, 32, batch_first=True), nn.Linear(32, 30)
-
-        def forward(self, words: torch.Tensor) -> Any:
-            return self.out(self.lstm(self.embed(words))[0])
-
-    words = torch.randint(30, (64, 12))
-    dataset = TensorDataset(words[:, :-1], words[:, 1:])
-    batches = DataLoader(dataset, 8, sampler=DistributedSampler(dataset))
-    model = DistributedDataParallel(Words())
-    yield from steps(model, torch.optim.Adam(model.parameters(), 0.01), batches, classes)
-
-
-@training
-def accumulated_gradients() -> Iterator[float]:
-    model = DistributedDataParallel(mlp(16, 32, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
-    for number, batch in enumerate(loader(96, 16)):
-        loss = regression(model, batch) / 2
-        if number % 2 == 0:
-            with model.no_sync():
-                loss.backward()
-        else:
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        yield loss.item()
-
-
-@training
 def augmented_by_numpy_and_random() -> Iterator[float]:
     np.random.seed(4)
     random.seed(4)
@@ -127,21 +94,6 @@ def augmented_by_numpy_and_random() -> Iterator[float]:
     model = DistributedDataParallel(mlp(16, 16, 1))
     batches = DataLoader(dataset, 8, sampler=DistributedSampler(dataset))
     yield from steps(model, torch.optim.Adagrad(model.parameters()), batches, regression)
-
-
-@training
-def resumed_from_a_checkpoint() -> Iterator[float]:
-    model, batches = DistributedDataParallel(mlp(16, 32, 1)), loader(64, 16)
-    optimizer = torch.optim.Adam(model.parameters())
-    yield from steps(model, optimizer, batches, regression)
-    path = Path(os.environ["PROBE"], f"checkpoint-{distributed.get_rank()}")
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
-    again = DistributedDataParallel(mlp(16, 32, 1))
-    optimizer = torch.optim.Adam(again.parameters())
-    state = torch.load(path)
-    again.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    yield from steps(again, optimizer, batches, regression)
 
 
 @training
