@@ -288,6 +288,6 @@ print("trained")
 @pytest.mark.slow
 def test_what_ends_measuring_is_told(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(OTHER_NAMES)
-    done = launched(tmp_path, "1", "--device", "cpu", "--start", "warm", "--phases", "--no-observe")
+    done = launched(tmp_path, "1", "--device", "cpu", "--phases", "--no-observe")
     assert done.returncode == 0 and done.stdout == "trained\n" and not list(tmp_path.rglob("*.observed.json"))
     assert "phases: measuring ended in rank 0: AttributeError: no `_num_yielded`" in " ".join(done.stderr.split())
