@@ -27,6 +27,7 @@ from ddplaunch.values.finding import UsageError
 from tests.agent.guarded import until
 from tests.hosts.launching import clean_environment, ddplaunch, finish
 from tests.hosts.roll_calls import Gathering, hello, knock, port
+from tests.ports import free_port
 
 __all__ = ["port"]  # a fixture
 
