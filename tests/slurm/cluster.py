@@ -14,7 +14,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from tests.conftest import skip
 from tests.ports import free_ports
@@ -95,6 +98,10 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        for process_left in psutil.process_iter():  # slurmstepd of a step that was just ending
+            with suppress(psutil.Error):
+                if process_left.environ().get("SLURM_CONF") == str(self.folder / "slurm.conf"):
+                    process_left.kill()
         if self._confines:  # slurmd leaves these behind
             for left in Path("/sys/fs/cgroup").glob("*/slurm_vn*"):
                 left.rmdir()
