@@ -20,15 +20,54 @@ from typing import Any
 
 from benchmarks.publishing import parser, publish
 from benchmarks.timing import machine
-from tests.cli.test_fit import MODELS, TRAINING
 from tests.hosts.launching import clean_environment, ddplaunch
 
 DEADLINE_S, MIB, STEPS, AGAIN = 900, 600, 12, 3
 MEMORY, HEADROOMS = f"{MIB}MiB", {"0": 0.0, "own": 0.1}
-CONV = """
+#: Trains one of the models below.
+TRAINING = """
+import argparse, os, torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=2)
+parser.add_argument("--lr", type=float, default=0.01)
+parser.add_argument("--grad-accum", type=int, default=1)
+args = parser.parse_args()
+dist.init_process_group("gloo")
+MODEL
+optimizer = torch.optim.SGD(model.parameters(), args.lr)
+data = torch.utils.data.TensorDataset(torch.randn(1000, *shape))
+sampler = torch.utils.data.distributed.DistributedSampler(data)
+step = 0
+while step < 400:
+    for (batch,) in torch.utils.data.DataLoader(data, args.batch_size, sampler=sampler, drop_last=True):
+        step += 1
+        (model(batch).square().mean() / args.grad_accum).backward()
+        if step % args.grad_accum == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+MODELS = {
+    "linear": """
+class Wide(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = torch.nn.Linear(16, 1 << 18, bias=False)
+    def forward(self, x):
+        return torch.relu(self.line(x)) * 2
+model, shape = DistributedDataParallel(Wide()), (16,)
+""",
+    "transformer": """
+layer = torch.nn.TransformerEncoderLayer(64, 4, 256, batch_first=True)
+model, shape = DistributedDataParallel(torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)), (64, 64)
+""",
+    "conv": """
 model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(64, 16, 3))
 model, shape = DistributedDataParallel(model), (3, 64, 64)
-"""
+""",
+}
 
 
 def launched(folder: Path, command: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -124,7 +163,7 @@ def main() -> int:
     """Measure and write."""
     asked = parser(__doc__).parse_args()
     found = {}
-    for name, model in {**MODELS, "conv": CONV}.items():
+    for name, model in MODELS.items():
         found[name] = measured(model)
         publish("fits", table(found), found, write=not asked.no_write)
     good = (
