@@ -6,6 +6,7 @@ the command would start torchrun three times. Prints a line for each answer that
 writes benchmarks/results/proving.json and proving.md. Accelerate, transformers and Lightning have to be installed for
 their cases. ``--others`` takes the scripts of ``proving_others.tar.xz`` instead, which somebody wrote who had not seen
 `prove`; its ``truth.tsv`` says in words what is wrong in each, so that any finding counts as found. Nothing is written.
+``--times`` measures instead what the command costs beside a plain run of the same steps: results/proving_times.md.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import resource
 import runpy
 import signal
 import socket
+import subprocess
 import sys
 import tarfile
 import tempfile
@@ -24,8 +27,9 @@ import traceback
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 
-from benchmarks.proving_scripts import CASES, Case
+from benchmarks.proving_scripts import CASES, SCRIPTS, Case
 from benchmarks.publishing import parser, publish
 from benchmarks.timing import machine
 from ddplaunch.prove.claims import Claim
@@ -153,6 +157,56 @@ def table(answers: Mapping[str, str]) -> str:
     return "\n".join([*lines, ""])
 
 
+#: Ends a script at the start of its first step, or after the last of some steps.
+_ENDING = """
+import os as _os, torch.optim.optimizer as _optimizer
+_left = [None] * max({steps}, 1)
+def _end(*_):
+    _left.pop()
+    if not _left:
+        _os._exit(0)
+_optimizer.register_optimizer_step_{when}_hook(_end)
+"""
+_TIMED = ("ddp", "gpt", "trainer")
+_ROUNDS = 3
+
+
+def _cpu_s(script: Path, text: str, *command: str) -> float:
+    """Return the CPU time of a command and all its processes, in seconds; raises CalledProcessError."""
+    script.write_text(text)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    argv = [sys.executable, "-m", *command, script.name]
+    subprocess.run(argv, cwd=script.parent, capture_output=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def times() -> tuple[str, dict[str, dict[str, float]]]:
+    """Return a table of CPU time: of a start, of a plain run of the same steps, of `prove`; and the numbers."""
+    plain = ("torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    proving = ("ddplaunch", "prove", "2", "--device", "cpu", "--ignore", "cpus-short", "--steps", str(STEPS), "--")
+    rows = {}
+    for name in _TIMED:
+        script, text = Path(tempfile.mkdtemp(prefix="proving-")) / "train.py", SCRIPTS[name]
+        start, run = (_ENDING.format(steps=steps, when=when) + text for steps, when in ((0, "pre"), (STEPS, "post")))
+        rounds = [
+            (_cpu_s(script, start, *plain), _cpu_s(script, run, *plain), _cpu_s(script, text, *proving))
+            for _ in range(_ROUNDS)
+        ]
+        rows[name] = dict(zip(("start", "plain", "prove"), map(median, zip(*rounds, strict=True)), strict=True))
+    lines = [
+        f"{', '.join(machine().values())}; CPU time of 2 ranks, {STEPS} steps, median of {_ROUNDS}",
+        "",
+        "| script | start | plain run | `prove` | times the plain run | of 4 plain runs and 2 starts |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, row in rows.items():
+        most_s = 4 * row["plain"] + 2 * row["start"]
+        measured = " | ".join(f"{seconds:.1f} s" for seconds in row.values())
+        lines.append(f"| {name} | {measured} | {row['prove'] / row['plain']:.1f} | {row['prove'] / most_s:.0%} |")
+    return "\n".join([*lines, ""]), rows
+
+
 def main() -> int:
     """Run the cases."""
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
@@ -162,7 +216,11 @@ def main() -> int:
     arguments.add_argument("--show", action="store_true", help="show every claim")
     arguments.add_argument("--recorded", type=Path, help="keep recordings there; judge those that are there again")
     arguments.add_argument("--others", action="store_true", help="the scripts of somebody who had not seen it")
+    arguments.add_argument("--times", action="store_true", help="what the command costs, beside a plain run")
     asked = arguments.parse_args()
+    if asked.times:
+        publish("proving_times", *times(), write=not asked.no_write)
+        return 0
     every = others() if asked.others else CASES
     cases = [case for case in every if not asked.names or any(name in case.name for name in asked.names)]
     frameworks = (name for name in _FRAMEWORKS if any(name in case.text for case in cases))
