@@ -153,5 +153,5 @@ def _printed(files: Sequence[LogFile]) -> list[bytes]:
     for file in files:
         if file.attempt == files[-1].attempt:
             with suppress(OSError), open(open_plain(file.path), "rb") as log:
-                lines += re.findall(rb"[^\r\n]+[\r\n]", log.read(_MOST_BYTES))
+                lines += re.findall(rb"(?<![^\r\n])[^\r\n]+[\r\n]", log.read(_MOST_BYTES))
     return lines
