@@ -11,11 +11,11 @@ ready_venv '.[dev]'
 PATH=$PWD/.venv/bin:$PATH
 export PATH
 
-# Four workers, because ranks mostly wait; what starts none takes all of a CPU, and each worker collects all tests.
+# Four workers, because ranks mostly wait; what starts none hardly does, and each worker collects all tests.
 workers=4
 if [ "${1-}" = --quick ]; then
   shift
-  workers=logical
+  workers=$(($(nproc) + 1))
   set -- -m 'not slow' "$@"
 fi
 

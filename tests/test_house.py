@@ -1,4 +1,4 @@
-"""The shape of the package: few and deep modules, one name for each thing, and no import circles."""
+"""The shape of the package: few and deep modules, one name for each thing, no circles; and who writes, and starts Python."""
 
 from __future__ import annotations
 
@@ -173,3 +173,99 @@ def test_what_contributors_read_names_what_exists() -> None:
         if not (ROOT / path).exists() or not re.search(rf"^(?:def|class) {name}\b", (ROOT / path).read_text(), re.M)
     ]
     assert missing == []
+
+
+# What the source may do
+
+#: A list of words that starts an interpreter may begin with these: `-I` implies what `-P` does.
+SAFE = ("-P", "-I", "-ISE")
+#: What may write without ``own_files``, because it is no record: /proc, /dev, folders of its own.
+ELSEWHERE = {
+    "api/child.py",  # in a temporary folder of its own
+    "api/rank_call.py",  # as the one before
+    "agent/guard/guard.py",  # /proc/self/comm
+    "records/own/output_file.py",  # a file that the user names, with checks of its own
+    "agent/rank_site/ddplaunch_observer.py",  # in the rank, which has no ddplaunch; the folder is ours
+    "agent/rank_site/ddplaunch_timeline.py",  # as the one before
+    "prove/in_rank/recorder.py",  # in the rank; a temporary folder of the proof
+    "prove/proof.py",  # makes that folder
+    "cli/main.py",  # /dev/null
+    "cli/commands/launch/init.py",  # files that the user asks for, of which none exists
+    "cli/trials/trial_place.py",  # a folder in the user's cache
+    "machine/scratch_tree.py",  # in the folders of one trial
+    "cli/streams.py",  # the file that api/child.py has made
+    "cli/hosts/serve.py",  # /dev/null
+    "planning/current.py",  # in the rank; the folder is ours
+    "records/gpu_lock.py",  # a folder of all users, with checks of its own
+    "records/own/own_files.py",
+    "records/user_key.py",  # the home directory, by O_EXCL and a link
+    "cli/parsing/completion.py",  # in the home of whoever asks to install it
+    "agent/rank_site/sitecustomize.py",  # in the rank; a new file, through no link
+    "ui/terminal.py",  # /dev/null
+}
+MAKES = {"write_text", "write_bytes", "touch", "mkdir", "makedirs", "symlink_to", "symlink", "rmtree"}
+FLAGS = ("O_CREAT", "O_WRONLY", "O_RDWR")
+
+
+def writes(node: ast.AST) -> bool:
+    """Whether a call makes a file or folder, or opens one to write, by its path."""
+    if not isinstance(node, ast.Call):
+        return False
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if name in MAKES:
+        return isinstance(node.func, ast.Attribute) and not any(each.arg == "dir_fd" for each in node.keywords)
+    if name != "open":
+        return False
+    modes = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    opened = node.args[0] if node.args else None
+    by_descriptor = isinstance(opened, ast.Call) or (isinstance(opened, ast.Name) and opened.id == "descriptor")
+    return not by_descriptor and (
+        any(re.fullmatch(r"[wax][bt+]*|r[bt]?\+[bt]?", mode) for mode in modes)
+        or any(flag in ast.unparse(node) for flag in FLAGS)
+    )
+
+
+def test_nothing_else_writes_by_path() -> None:
+    found = {
+        str(path.relative_to(ROOT))
+        for path, walked in nodes().items()
+        if "examples" not in path.parts and any(map(writes, walked))
+    }
+    assert found == ELSEWHERE
+
+
+def interpreters() -> list[tuple[str, list[ast.expr]]]:
+    """Return the elements of every list or tuple in the source that is a command line of Python."""
+    found = []
+    for path, walked in nodes().items():
+        for node in walked:
+            if isinstance(node, ast.List | ast.Tuple) and node.elts and isinstance(node.ctx, ast.Load):
+                modules = [each for each in node.elts[1:] if isinstance(each, ast.Constant) and each.value == "-m"]
+                first = node.elts[0]
+                name = first.attr if isinstance(first, ast.Attribute) else getattr(first, "id", "")
+                if modules or name in ("executable", "python"):
+                    found.append((f"{path.relative_to(ROOT)}:{node.lineno}", node.elts))
+    return found
+
+
+# Command lines that are not started.
+NO_START = {
+    "agent/warm/why_cold.py": "what torchrun's own command line is compared with",
+    "cli/commands/launch/doctor.py": "words behind --, with PYTHONSAFEPATH for the ranks",
+    "checks/variables.py": "the text of a command behind --, for whoever typed it",
+    "cli/prepare.py": "interpreter(): with -P where there is one",
+    "planning/convert/launcher_line.py": "the text of a command, with the interpreter that stood in the line",
+    "values/variable_names.py": "own_command",
+}
+
+
+def test_every_interpreter_in_the_source_is_started_safely() -> None:
+    """A new start goes through ``own_command`` or ``interpreter()``, or begins with a flag of SAFE."""
+    unsafe = []
+    for place, words in interpreters():
+        texts = [ast.unparse(word) for word in words]
+        flags = [word.value for word in words[1:2] if isinstance(word, ast.Constant)]
+        by_us = any(text.startswith(("*interpreter()", "*python")) for text in texts)
+        if len(words) > 1 and not by_us and place.split(":")[0] not in NO_START and not {*flags} & {*SAFE}:
+            unsafe.append(f"{place}: {', '.join(texts)}")
+    assert unsafe == []

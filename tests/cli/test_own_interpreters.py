@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import subprocess
@@ -15,14 +14,11 @@ from ddplaunch import __version__
 from ddplaunch.cli.parsing.command import COMMANDS
 from ddplaunch.hosts.ssh import command
 from ddplaunch.values.variable_names import own_command
-from tests.source import PACKAGE, nodes
 
 PROGRAM = str(Path(sys.executable).with_name("ddplaunch"))
 # Names that the standard library and ddplaunch import early, in the child interpreters too.
 NAMES = ("json", "signal", "runpy", "typing", "dataclasses", "logging", "types", "ddplaunch", "torch", "psutil", "yaml")
 TRAP = "import os\nwith open(os.environ['TRAPPED'], 'a') as file:\n    file.write(__file__ + '\\n')\n"
-# A list of words that starts an interpreter may begin with these: `-I` implies what `-P` does.
-SAFE = ("-P", "-I", "-ISE")
 
 
 def trapped(tmp_path: Path, words: list[str], **more: str) -> tuple[subprocess.CompletedProcess[str], str]:
@@ -99,40 +95,3 @@ def test_over_ssh_too(tmp_path: Path) -> None:
     done, executed = trapped(tmp_path, ["sh", "-c", service])
     assert executed == "", executed
     assert done.stdout.startswith("\0ddplaunch-host-"), done.stderr
-
-
-def interpreters() -> list[tuple[str, list[ast.expr]]]:
-    """Return the elements of every list or tuple in the source that is a command line of Python."""
-    found = []
-    for path, walked in nodes().items():
-        for node in walked:
-            if isinstance(node, ast.List | ast.Tuple) and node.elts and isinstance(node.ctx, ast.Load):
-                modules = [each for each in node.elts[1:] if isinstance(each, ast.Constant) and each.value == "-m"]
-                first = node.elts[0]
-                name = first.attr if isinstance(first, ast.Attribute) else getattr(first, "id", "")
-                if modules or name in ("executable", "python"):
-                    found.append((f"{path.relative_to(PACKAGE)}:{node.lineno}", node.elts))
-    return found
-
-
-# Command lines that are not started.
-NO_START = {
-    "agent/warm/why_cold.py": "what torchrun's own command line is compared with",
-    "cli/commands/launch/doctor.py": "words behind --, with PYTHONSAFEPATH for the ranks",
-    "checks/variables.py": "the text of a command behind --, for whoever typed it",
-    "cli/prepare.py": "interpreter(): with -P where there is one",
-    "planning/convert/launcher_line.py": "the text of a command, with the interpreter that stood in the line",
-    "values/variable_names.py": "own_command",
-}
-
-
-def test_every_interpreter_in_the_source_is_started_safely() -> None:
-    """A new start goes through ``own_command`` or ``interpreter()``, or begins with a flag of SAFE."""
-    unsafe = []
-    for place, words in interpreters():
-        texts = [ast.unparse(word) for word in words]
-        flags = [word.value for word in words[1:2] if isinstance(word, ast.Constant)]
-        by_us = any(text.startswith(("*interpreter()", "*python")) for text in texts)
-        if len(words) > 1 and not by_us and place.split(":")[0] not in NO_START and not {*flags} & {*SAFE}:
-            unsafe.append(f"{place}: {', '.join(texts)}")
-    assert unsafe == []

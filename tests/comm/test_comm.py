@@ -30,6 +30,7 @@ from tests.conftest import Golden
 from tests.hosts.launching import clean_environment, ddplaunch, run_to_end
 from tests.ports import free_port
 
+pytestmark = pytest.mark.slow  # torch says which pairs are measured
 FLAG = Source("flag", "--device")
 #: Bandwidth and latency; None: nothing could be measured.
 Measured = tuple[float, float] | None
@@ -42,7 +43,7 @@ REFUSED = error("host-unreachable", "b cannot be reached", why="its sshd is gone
 
 def outcome_of(hosts: int, became: Callable[[set[str]], Measured], backend: str = "gloo") -> Comm:
     """Return what comes of a test in which ``became`` says what a group of hosts measures."""
-    from ddplaunch.examples.comm_test import rounds_of  # torch: not while each worker collects, and here alone
+    from ddplaunch.examples.comm_test import rounds_of
 
     ranks_of = {name: [2 * place, 2 * place + 1] for place, name in enumerate(NAMES[:hosts])}
     groups = []
@@ -191,9 +192,8 @@ def test_what_else_is_printed_is_left_out_and_a_pair_counts_by_the_better() -> N
     assert group.problem == "it hangs"
 
 
-@pytest.mark.slow
 def test_slow_and_late_pairs_are_measured_again() -> None:
-    from ddplaunch.examples.comm_test import doubtful  # it imports torch: 3 s of each worker at the top
+    from ddplaunch.examples.comm_test import doubtful
 
     pairs = [GROUP | {"hosts": ("a", str(other))} for other in range(5)]
     assert doubtful([GROUP | {"test": "all", "bandwidth_bytes_per_s": 1.0}, *pairs]) == []
@@ -224,7 +224,6 @@ def test_which_device_is_tested() -> None:
     assert device_of(Options(device=Resolved("cpu", FLAG)), [gpus]) == "cpu"
 
 
-@pytest.mark.slow
 def test_doctor_tests_the_ranks_of_this_machine(tmp_path: Path) -> None:
     command = ddplaunch("doctor", "2", "--device", "cpu", "--comm", "--comm-timeout", "200")
     status, said = run_to_end(command, tmp_path, clean_environment(COLUMNS="80"), 280)
@@ -246,7 +245,6 @@ raise SystemExit(any(os.wait()[1] for _ in range(4)))
 """
 
 
-@pytest.mark.slow
 def test_two_nodes_measure_each_other(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", RANKS, "--timeout=200"]
     status, said = run_to_end(argv, tmp_path, clean_environment(MASTER_PORT=str(free_port())), 280)
@@ -283,7 +281,6 @@ comm_test.main()
 """
 
 
-@pytest.mark.slow
 def test_a_rank_that_hangs_ends_at_the_time_out_and_is_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,7 +291,6 @@ def test_a_rank_that_hangs_ends_at_the_time_out_and_is_explained(
     assert finding.code == "comm-ranks-fail" and finding.fix.startswith("`ddplaunch explain comm-")
 
 
-@pytest.mark.slow
 def test_a_test_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddplaunch.cli.commands.launch.doctor._START_S", 15.0)
     comm = run_of(tmp_path, "import time\ntime.sleep(600)\n", 1.0, monkeypatch)
@@ -304,7 +300,6 @@ def test_a_test_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.M
     assert "program.py:2" in finding.why
 
 
-@pytest.mark.slow
 def test_a_launch_that_is_refused_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = comm_words(TypedLaunch({"master_port": Resolved("70000", FLAG)}), "2", (), 2.0)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
-import re
 import stat
 import time
 from collections.abc import Callable
@@ -26,7 +24,6 @@ from tests.agent.guarded import open_files
 from tests.cli.cli_calls import Call, call, folder, spawn
 from tests.planning.sample_launch import launch
 from tests.records.fake_runs import outcome, record
-from tests.source import PACKAGE, nodes
 
 __all__ = ["call", "folder"]
 
@@ -153,61 +150,6 @@ def test_a_whole_record_is_for_its_owner_alone_whatever_the_umask(tmp_path: Path
     modes = {str(path): oct(path.stat().st_mode & 0o777) for path in paths}
     # torch writes its *.error.json itself, in our folder
     assert [name for name, mode in modes.items() if mode not in ("0o600", "0o700") and ".error.json" not in name] == []
-
-
-#: What may write without ``own_files``, because it is no record: /proc, /dev, folders of its own.
-ELSEWHERE = {
-    "api/child.py",  # in a temporary folder of its own
-    "api/rank_call.py",  # as the one before
-    "agent/guard/guard.py",  # /proc/self/comm
-    "records/own/output_file.py",  # a file that the user names, with checks of its own
-    "agent/rank_site/ddplaunch_observer.py",  # in the rank, which has no ddplaunch; the folder is ours
-    "agent/rank_site/ddplaunch_timeline.py",  # as the one before
-    "prove/in_rank/recorder.py",  # in the rank; a temporary folder of the proof
-    "prove/proof.py",  # makes that folder
-    "cli/main.py",  # /dev/null
-    "cli/commands/launch/init.py",  # files that the user asks for, of which none exists
-    "cli/trials/trial_place.py",  # a folder in the user's cache
-    "machine/scratch_tree.py",  # in the folders of one trial
-    "cli/streams.py",  # the file that api/child.py has made
-    "cli/hosts/serve.py",  # /dev/null
-    "planning/current.py",  # in the rank; the folder is ours
-    "records/gpu_lock.py",  # a folder of all users, with checks of its own
-    "records/own/own_files.py",
-    "records/user_key.py",  # the home directory, by O_EXCL and a link
-    "cli/parsing/completion.py",  # in the home of whoever asks to install it
-    "agent/rank_site/sitecustomize.py",  # in the rank; a new file, through no link
-    "ui/terminal.py",  # /dev/null
-}
-MAKES = {"write_text", "write_bytes", "touch", "mkdir", "makedirs", "symlink_to", "symlink", "rmtree"}
-FLAGS = ("O_CREAT", "O_WRONLY", "O_RDWR")
-
-
-def writes(node: ast.AST) -> bool:
-    """Whether a call makes a file or folder, or opens one to write, by its path."""
-    if not isinstance(node, ast.Call):
-        return False
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    if name in MAKES:
-        return isinstance(node.func, ast.Attribute) and not any(each.arg == "dir_fd" for each in node.keywords)
-    if name != "open":
-        return False
-    modes = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
-    opened = node.args[0] if node.args else None
-    by_descriptor = isinstance(opened, ast.Call) or (isinstance(opened, ast.Name) and opened.id == "descriptor")
-    return not by_descriptor and (
-        any(re.fullmatch(r"[wax][bt+]*|r[bt]?\+[bt]?", mode) for mode in modes)
-        or any(flag in ast.unparse(node) for flag in FLAGS)
-    )
-
-
-def test_nothing_else_writes_by_path() -> None:
-    found = {
-        str(path.relative_to(PACKAGE))
-        for path, walked in nodes().items()
-        if "examples" not in path.parts and any(map(writes, walked))
-    }
-    assert found == ELSEWHERE
 
 
 # Readers
