@@ -1,4 +1,4 @@
-"""The shape of the package: few and deep modules, one name for each thing, no import circles; who writes, and starts Python."""
+"""The shape of the package: few and deep modules, one name for each thing; and who writes, and starts Python."""
 
 from __future__ import annotations
 
