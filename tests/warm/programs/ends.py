@@ -160,8 +160,13 @@ def raises_at_import() -> None:
 def dumps_stacks() -> None:
     import faulthandler
 
-    thread = threading.Thread(target=faulthandler.dump_traceback, args=(sys.stderr,))
+    up, hold = threading.Lock(), threading.Lock()
+    up.acquire(), hold.acquire()
+    thread = threading.Thread(target=lambda: (up.release(), hold.acquire()))  # on one line, wherever it is by then
     thread.start()
+    up.acquire()
+    faulthandler.dump_traceback(sys.stderr)
+    hold.release()
     thread.join()
 
 
