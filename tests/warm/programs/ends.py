@@ -162,7 +162,8 @@ def dumps_stacks() -> None:
 
     up, hold = threading.Lock(), threading.Lock()
     up.acquire(), hold.acquire()
-    thread = threading.Thread(target=lambda: (up.release(), hold.acquire()))  # on one line, wherever it is by then
+    # on one line, so that it does not matter how far the thread is
+    thread = threading.Thread(target=lambda: (up.release(), hold.acquire()))  # type: ignore[func-returns-value]
     thread.start()
     up.acquire()
     faulthandler.dump_traceback(sys.stderr)
