@@ -248,7 +248,7 @@ def test_what_makes_progress_lives(tmp_path: Path) -> None:
     So does a program that a rank has started and that computes. What one rank computes while the others wait for it may
     take any time.
     """
-    run = Ended(tmp_path, "slow", 2, *STOPPING, "--start", "warm", "--preload", "torch._dynamo")
+    run = Ended(tmp_path, "slow", 2, *STOPPING)
     warned = set(re.findall(r"warning\[([\w-]+)\]", run.said)) - {"gradients-not-averaged"}  # as steps alone show it
     assert (run.status, run.outcome["state"], warned) == (0, "succeeded", set()), run.said
 

@@ -164,9 +164,8 @@ def test_a_launch_says_where_it_does_not_train_as_planned_while_it_trains(tmp_pa
     (tmp_path / "train.py").write_text(TRAIN.replace(flush, waits + flush) + "train('ranks')\n")
     run_id = f"observed-{os.getpid()}"  # `ps` lists those of other checkouts too
     words = ("run", "2", *ANYWHERE, "--run-id", run_id, "--batch-size", "8", "--base-lr", "0.01")
-    once = ("--start", "warm", "--preload", "torch._dynamo")
     environ = clean_environment(NO_COLOR="1", COLUMNS="200")
-    command, pipe = ddplaunch(*words, *once, "--", "train.py"), subprocess.PIPE
+    command, pipe = ddplaunch(*words, "--", "train.py"), subprocess.PIPE
     run = subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=pipe, stderr=pipe, text=True)
     told = "the optimizer runs at lr 0.04, the plan says 0.02 (× 2, the world size)"
     try:

@@ -245,8 +245,7 @@ def launched(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_a_run_says_where_its_time_went_and_who_was_late(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
-    # DistributedDataParallel imports torch._dynamo, for two seconds
-    words = ("2", "--device", "cpu", "--start", "warm", "--preload", "torch._dynamo", "--no-checks", "--run-id", "r")
+    words = ("2", "--device", "cpu", "--no-checks", "--run-id", "r")
     done = launched(tmp_path, *words, "--phases")
     assert len(list((tmp_path / ".ddplaunch/runs/r").rglob("*.observed.json"))) == 2
     assert done.returncode == 0 and done.stdout.count("loss") == 25, done.stderr
