@@ -187,12 +187,14 @@ def times() -> tuple[str, dict[str, dict[str, float]]]:
     proving = ("ddplaunch", "prove", "2", "--device", "cpu", "--ignore", "cpus-short", "--steps", str(STEPS), "--")
     rows = {}
     for name in _TIMED:
-        script, text = Path(tempfile.mkdtemp(prefix="proving-")) / "train.py", SCRIPTS[name]
+        text = SCRIPTS[name]
         start, run = (_ENDING.format(steps=steps, when=when) + text for steps, when in ((0, "pre"), (STEPS, "post")))
-        rounds = [
-            (_cpu_s(script, start, *plain), _cpu_s(script, run, *plain), _cpu_s(script, text, *proving))
-            for _ in range(_ROUNDS)
-        ]
+        with tempfile.TemporaryDirectory() as folder:
+            script = Path(folder) / "train.py"
+            rounds = [
+                (_cpu_s(script, start, *plain), _cpu_s(script, run, *plain), _cpu_s(script, text, *proving))
+                for _ in range(_ROUNDS)
+            ]
         rows[name] = dict(zip(("start", "plain", "prove"), map(median, zip(*rounds, strict=True)), strict=True))
     lines = [
         f"{', '.join(machine().values())}; CPU time of 2 ranks, {STEPS} steps, median of {_ROUNDS}",

@@ -12,9 +12,9 @@ import pytest
 from tests.hosts.launching import clean_environment, ddplaunch
 
 pytestmark = pytest.mark.slow
-#: An optimizer imports torch's compiler, which takes as long as torch itself: it gets a stand-in.
-TRAINING = """
-import argparse, sys, types, torch
+#: How a script of `fit` begins: it takes the numbers that are tried.
+BEGINNING = """
+import argparse, torch
 import torch.distributed as dist
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, default=2)
@@ -22,6 +22,12 @@ parser.add_argument("--lr", type=float, default=0.01)
 parser.add_argument("--grad-accum", type=int, default=1)
 args = parser.parse_args()
 dist.init_process_group("gloo")
+"""
+#: An optimizer imports torch's compiler, which takes as long as torch itself: it gets a stand-in.
+TRAINING = (
+    BEGINNING
+    + """
+import sys, types
 sys.modules["torch._dynamo"] = types.SimpleNamespace(disable=lambda call, *_, **__: call, graph_break=lambda: None)
 model = torch.nn.Linear(16, 1 << 12, bias=False)
 optimizer = torch.optim.SGD(model.parameters(), args.lr)
@@ -37,6 +43,7 @@ while step < 400:
             optimizer.step()
             optimizer.zero_grad()
 """
+)
 
 
 def fit(
