@@ -314,10 +314,12 @@ def _plain(meaning: Meaning, options: Sequence[DeclaredOption]) -> str | None:
     Of learning rates that is the only one that the script does not scale, if it scales others, or the only one called
     just ``lr`` or ``learning-rate``; of others, as of the batches of several stages, none.
     """
+    if meaning != "lr":
+        return None
     scaled = any(option.rule for option in options)
     named = [option for option in options if last_word(option.flags[0]) in ("lr", "learning-rate")]
     plain = [option for option in options if option.rule is None] if scaled else named
-    return plain[0].flags[0] if len(plain) == 1 and meaning == "lr" else None
+    return plain[0].flags[0] if len(plain) == 1 else None
 
 
 def _ambiguous(

@@ -295,17 +295,18 @@ def devices_of(outside: Outside) -> Iterator[FixedDevices]:
         own = _set_in_environment(part, "CUDA_VISIBLE_DEVICES")
         for name, value, node in (*fixed, *(("CUDA_VISIBLE_DEVICES", each.value, each) for each in own)):
             devices = flow.known.value(value, part)
-            by_launch = devices in (*_EVERY_DEVICE, 1 if name == "num_nodes" else None) or not flow.made_of(
-                value, part
-            ).isdisjoint((WORLD, LOCAL_WORLD))
+            fits_any = devices in _EVERY_DEVICE or (name, devices) == ("num_nodes", 1)
+            by_launch = fits_any or not flow.made_of(value, part).isdisjoint((WORLD, LOCAL_WORLD))
             if not by_launch and outside.obstacle(node, part) is None:
                 yield FixedDevices(name, _number_of(devices, name), at(node, part.source))
 
 
 def _number_of(devices: object, name: str) -> int:
     """Return how many devices ``2`` or ``[0, 1]`` are, or the variable's ``"0,1"``; 0 if that is not known."""
-    if isinstance(devices, str) or name == "num_nodes":
-        return str(devices).count(",") + 1 if name == "CUDA_VISIBLE_DEVICES" else 0
+    if name == "num_nodes":
+        return 0
+    if isinstance(devices, str):
+        return devices.count(",") + 1 if name == "CUDA_VISIBLE_DEVICES" else 0
     return len(devices) if isinstance(devices, tuple) else devices if type(devices) is int else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -75,7 +76,7 @@ def plan_text(
             for line in terminal.lines(f"{one.text} ({one.source})", "  ", "    ")
         ],
     }
-    room = 1000 if verbose else _SCREEN
+    room = sys.maxsize if verbose else _SCREEN
     shown, more = list(findings), findings_text(findings, terminal).count("\n")
     for place, one in enumerate(findings):
         if one.severity is Severity.WARNING and len(lines) + findings_text(shown, terminal).count("\n") > room:
