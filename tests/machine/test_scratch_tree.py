@@ -8,6 +8,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -95,11 +97,16 @@ def run(
 
 
 @pytest.fixture(params=["overlay", "copy"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A folder whose working tree gets an overlay where that is possible, or a copy: overlayfs takes no commas."""
-    path = tmp_path / ("a,b" if request.param == "copy" else "ab")
-    path.mkdir()
-    return path
+def folder(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A folder whose working tree gets an overlay where that is possible, or a copy: overlayfs takes no commas.
+
+    It is none of pytest's: every session that begins closes those of all sessions to other users.
+    """
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        Path(place).chmod(0o755)
+        path = Path(place, "a,b" if request.param == "copy" else "ab")
+        path.mkdir()
+        yield path
 
 
 #: Does each kind in the folder of its name, and prints what it was refused.
@@ -176,9 +183,6 @@ def test_large_files_and_full_folders_are_read_through_links(tmp_path: Path) -> 
 @pytest.mark.root
 @pytest.mark.skipif(not os.access("/usr/bin/python3", os.X_OK), reason="no Python that all users can run")
 def test_an_ordinary_user_changes_nothing_either(folder: Path) -> None:
-    for path in (folder, *folder.parents):
-        if path.stat().st_uid == os.geteuid() and path != Path("/"):
-            path.chmod(0o755)
     tree = seeded(folder)
     program = "import shutil; open('model.pt', 'w').write('x'); shutil.rmtree('ckpt'); shutil.os.unlink('data/x.bin')"
     done = run(folder, tree, program, user=65534, python="/usr/bin/python3")
