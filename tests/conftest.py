@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -78,10 +79,30 @@ def golden(request: pytest.FixtureRequest) -> Golden:
     return lambda name, text: compare(name, text, accept=accept)
 
 
+#: Waits until the process of the tests is gone, however it went, and then kills what has inherited a variable of it.
+_SWEEPER = """
+import os, select, sys
+select.select([os.pidfd_open(os.getppid())], [], [])
+killed = True
+while killed:
+    killed = False
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                if sys.argv[1].encode() in file.read().split(bytes(1)):
+                    killed = os.kill(int(pid), 9) is None
+        except OSError:
+            pass
+"""
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_state(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The key of the user who runs the tests is not made or touched by them."""
+    """The key of the user who runs the tests is not made or touched by them, and no process of theirs outlives them."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+    words = [sys.executable, "-IS", "-c", _SWEEPER, f"XDG_STATE_HOME={os.environ['XDG_STATE_HOME']}"]
+    none = subprocess.DEVNULL
+    subprocess.Popen(words, stdin=none, stdout=none, stderr=none, env={}, start_new_session=True)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
