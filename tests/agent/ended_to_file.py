@@ -1,6 +1,7 @@
 """Stands in for ``ddplaunch.agent.end.conclude`` in tests of the guard: writes down what the guard saw.
 
-``GUARD_TEST_HANGS`` names a file of the record that never opens, as if its disk were gone.
+``GUARD_TEST_HANGS`` names a file of the record that opens after ``GUARD_TEST_HANGS_S`` seconds, by default never, as if
+its disk were gone. ``GUARD_TEST_LONGER_S`` is how long after the grace a torchrun that hears no SIGTERM is killed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from ddplaunch.planning.settings import Settings
 
 _HANGS = os.environ.get("GUARD_TEST_HANGS", "")
+_HANGS_S = float(os.environ.get("GUARD_TEST_HANGS_S", "3600"))
+_LONGER_S = os.environ.get("GUARD_TEST_LONGER_S")
 
 
 def _hang() -> None:
@@ -22,24 +25,30 @@ def _hang() -> None:
 
     from ddplaunch.agent.guard import record_file
 
-    class NeverOpens(record_file.RecordFile):
+    class OpensLate(record_file.RecordFile):
         def open(self) -> None:
-            while (self.path or "").endswith(_HANGS):
-                time.sleep(60)
+            time.sleep(_HANGS_S if (self.path or "").endswith(_HANGS) else 0)
             super().open()
 
-    record_file.RecordFile = NeverOpens  # type: ignore[misc]
+    record_file.RecordFile = OpensLate  # type: ignore[misc]
 
 
 if _HANGS:
     _hang()
+if _LONGER_S is not None:
+    from ddplaunch.agent.guard import guard
+
+    guard._LONGER_S = float(_LONGER_S)
 
 
 def conclude(settings: Settings, ended: EndedRun, say: Callable[[str], None], hear: Callable[[float], None]) -> int:
     import pickle
 
+    hear(0.0)
     with open(os.environ["GUARD_TEST_ENDED"], "wb") as file:
         pickle.dump(ended, file)
+    if "GUARD_TEST_FAILS" in os.environ:
+        raise ZeroDivisionError
     say("concluded\n")
     return ended.exit_status(ended.seen_first())
 

@@ -1,7 +1,8 @@
 """A launcher that starts a guard and ranks and then hangs, to be killed: ``python -m tests.agent.guarded_launcher``.
 
-Arguments: a directory, "announced", "unannounced" or "speaks", and one program for each rank. One that speaks stops the
-guard, says two messages, the last one among them, and is gone.
+Arguments: a directory, a mode, and one program for each rank. "announced" and "unannounced" are what the guard knows of
+the ranks; behind the second a fork holds the socket open. "speaks" stops the guard, says a signal and the last message,
+and is gone; "hurries" says two interrupts instead, and stays. "deaf" has a time limit, and hears no SIGTERM.
 """
 
 from __future__ import annotations
@@ -12,20 +13,30 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from ddplaunch.agent.protocol import send
-from tests.agent.guarded import Guarded
+from tests.agent.guarded import SLOWNESS, Guarded
+
+LAST: dict[str, Any] = {"op": "end", "state": "failed", "signal": None, "failures": [], "error": "its own words"}
 
 if __name__ == "__main__":
-    guarded = Guarded(Path(sys.argv[1]), 1, 2)
-    guarded.attempt(sys.argv[3:], announce=sys.argv[2] != "unannounced")
-    pids = {"guard": guarded.guard.pid, "ranks": [rank.pid for rank in guarded.ranks.values()], "own": os.getpid()}
-    print(json.dumps(pids), flush=True)
-    if sys.argv[2] == "speaks":
+    folder, mode, *programs = sys.argv[1:]
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    limits = {"timeout_s": 3 * SLOWNESS, "grace_s": SLOWNESS} if mode == "deaf" else {}
+    guarded = Guarded(Path(folder), 1, 2, **limits)
+    guarded.attempt(programs, announce=mode != "unannounced")
+    if mode in ("speaks", "hurries"):
         guarded.guard.send_signal(signal.SIGSTOP)
-        guarded.signalled(signal.SIGTERM)
-        send(
-            guarded.channel, {"op": "end", "state": "failed", "signal": None, "failures": [], "error": "its own words"}
-        )
+        for number in (signal.SIGTERM,) if mode == "speaks" else (signal.SIGINT, signal.SIGINT):
+            guarded.signalled(number)
+        send(guarded.channel, LAST)
+    holder = os.fork() if mode == "unannounced" else None
+    if holder == 0:
+        os.close(1)
+        time.sleep(300)
+    ranks = [rank.pid for rank in guarded.ranks.values()]
+    print(json.dumps({"guard": guarded.guard.pid, "ranks": ranks, "holder": holder}), flush=True)
+    if mode == "speaks":
         os._exit(0)
     time.sleep(300)

@@ -23,7 +23,10 @@ sys.stdout.buffer.write(b'\\xff\\x00 end')
 """
 
 
-def test_two_ranks_are_recorded_and_rank_0_is_shown(tmp_path: Path) -> None:
+def test_two_ranks_are_recorded_and_rank_0_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end waits for a slow disk."""
+    monkeypatch.setenv("GUARD_TEST_HANGS", "rank-1.err")
+    monkeypatch.setenv("GUARD_TEST_HANGS_S", "0.5")
     out, err = tmp_path / "out", tmp_path / "err"
     with out.open("wb") as console, err.open("wb") as errors, Guarded(tmp_path, console, errors) as guarded:
         guarded.attempt([BOTH.format(0), BOTH.format(1)])
@@ -129,13 +132,15 @@ def test_a_blocked_console_holds_up_the_shown_rank_alone(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_child_that_holds_the_pipe_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    program = "import subprocess; p = subprocess.Popen(['sleep', '60']); print('child', p.pid)"
-    with Guarded(tmp_path, 2, 2) as guarded:
+    program = "import subprocess; p = subprocess.Popen(['sleep', '60']); print('child', p.pid, end='')"
+    out = tmp_path / "out"
+    with out.open("wb") as console, Guarded(tmp_path, console, 2, show="all", world_size=2) as guarded:
         guarded.attempt([program])
         guarded.wait()
         guarded.end()  # its own patience is the deadline
         child = int(guarded.file("attempt-0/rank-0.out").split()[1])
         os.kill(child, signal.SIGKILL)  # and it was left running: nobody but the script knows what it is for
+    assert out.read_bytes().endswith(b":0] child %d\n" % child), "the unfinished line is shown"
 
 
 def test_a_guard_that_fails_says_so_to_whom_it_may_concern(tmp_path: Path) -> None:

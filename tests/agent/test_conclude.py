@@ -164,14 +164,18 @@ def test_the_rank_that_the_evidence_accuses_failed_first(settings: Settings) -> 
         (ended(attempt(rank(0, **TERMINATED), rank(1, **TERMINATED)), state="error"), 8.0, "cuda-out-of-memory"),
         (ended(two_ranks()), 8.0, "script-exception"),
         (ended(two_ranks()), 2.0, "cuda-out-of-memory"),
+        (ended(attempt(rank(0, **TERMINATED), rank(3, exit_code=1, ended_s=5.0), first=3)), 8.0, "cuda-out-of-memory"),
         (ended(attempt(rank(0), rank(1)), state="succeeded"), 2.0, None),
     ],
-    ids=["none failed here", "here first", "there first", "succeeded"],
+    ids=["none failed here", "here first", "there first", "a survivor first", "succeeded"],
 )
 def test_the_node_that_failed_first_explains_the_end(
     run: EndedRun, told_s: float, code: str | None, settings: Settings
 ) -> None:
     there = outcome(host="node-2", node=1, exit_status=7, ended_s=told_s)
+    Path(f"{settings.node_directory}/attempt-0/rank-3.out").write_text(
+        "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:598] Connection closed by peer [10.0.0.2]:1\n"
+    )
     status = conclude(settings, replace(run, elsewhere=short_outcome(there)), Heard(), lambda _: None)
     recorded = json.loads((Path(settings.directory) / "outcome.json").read_text())
     (last,) = recorded["attempts"]
@@ -207,13 +211,35 @@ def test_a_rank_that_leaves_after_the_schedulers_signal_may_have_saved(
             assert diagnosis.what == "rank 1 ended with exit code 3 after SIGUSR1"
 
 
+@pytest.mark.parametrize(
+    ("changes", "node", "is_asked"),
+    [
+        ({"signal": signal.SIGTERM}, 0, True),
+        ({"signal": signal.SIGTERM}, 1, False),
+        ({"signal": signal.SIGINT}, 0, False),
+        ({"signal": signal.SIGTERM, "stopped": replace(STOPPED, rank=1)}, 0, False),
+    ],
+)
+def test_the_scheduler_is_asked_why_it_sent_sigterm(
+    changes: dict[str, Any], node: int, is_asked: bool, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = Diagnosis("time-limit", "observed", "the job's time is up", "why", ())
+    monkeypatch.setattr("ddplaunch.hosts.slurm.job_reasons.why_ended", lambda *_: limit)
+    run = ended(attempt(rank(0, **TERMINATED), rank(1, **TERMINATED)), state="signal", **changes)
+    status = conclude(settings._replace(node=node), run, Heard())
+    recorded = json.loads(next(Path(settings.directory).rglob("outcome.json")).read_text())
+    assert (recorded["diagnosis"]["code"] == "time-limit") is is_asked
+    stopped = "stopped" in changes
+    assert (status, recorded["first_failed_rank"]) == ((124, 1) if stopped else (128 + changes["signal"], None))
+
+
 def test_attempt_that_is_followed_by_another(settings: Settings) -> None:
     text, final = attempt_ended(settings, two_ranks())
     assert not final and text.startswith("ddplaunch: attempt 1 of 4 failed: error[script-exception] ")
     assert text.rstrip().endswith("; restarting")
     assert attempt_ended(settings, attempt(rank(0), rank(1))) == ("", False), "nodes came or went"
     bare, heard = Settings(), Heard()
-    assert conclude(bare, ended(state="error", error="RendezvousTimeoutError"), heard) == 1
+    assert conclude(bare, ended(attempt(rank(0)), state="error", error="RendezvousTimeoutError"), heard) == 1
     assert "error[" in heard.text and "no record" in heard.text
 
 
@@ -277,13 +303,23 @@ def test_success_is_one_line_even_without_a_disk(settings: Settings) -> None:
     run = ended(attempt(rank(0), rank(1)), state="succeeded")
     assert conclude(settings, run, heard) == 0
     assert heard.text == "ddplaunch: done after 10 s, record in runs/r\n"
+    again = attempt(rank(0), rank(1), number=1)
+    conclude(settings, replace(run, attempts=(two_ranks(), again)), Heard())
     recorded = json.loads((Path(settings.directory) / "outcome.json").read_text())
-    assert [each["failed"] for each in recorded["attempts"]] == [False]
+    assert [each["failed"] for each in recorded["attempts"]] == [True, False]
     directory = Path(settings.directory) / "file"
     directory.write_text("in the way")
     heard = Heard()
     assert conclude(settings._replace(directory=str(directory)), run, heard) == 0
     assert "incomplete: outcome.json: Not a directory" in heard.text
+
+
+@pytest.mark.parametrize("observes", [True, False])
+def test_losses_that_are_not_finite_are_told_if_ranks_are_observed(settings: Settings, observes: bool) -> None:
+    Path(f"{settings.node_directory}/attempt-0/rank-0.out").write_text("step 1 loss 0.5\n" + "step 2 loss nan\n" * 9)
+    heard = Heard()
+    conclude(settings._replace(observe=observes), ended(attempt(rank(0), rank(1)), state="succeeded"), heard)
+    assert ("warning[" in heard.text and "nan" in heard.text) is observes, heard.text
 
 
 def test_the_time_counts_from_what_the_user_typed(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

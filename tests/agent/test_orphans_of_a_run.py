@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,14 @@ def failure(rank: int, pid: int, code: int) -> RankFailure:
 def launched(*words: str | Path) -> subprocess.Popen[bytes]:
     """Start a launcher that does as these words say."""
     command = [sys.executable, "-m", "tests.agent.guarded_launcher", *map(str, words)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, pipesize=4096)
+
+
+def pids_of(launcher: subprocess.Popen[bytes]) -> dict[str, Any]:
+    """Read what a launcher prints; its ranks share its output, and may write before it does."""
+    assert launcher.stdout
+    pids: dict[str, Any] = json.loads(next(line for line in launcher.stdout if line.startswith(b"{")))
+    return pids
 
 
 @pytest.mark.slow
@@ -63,28 +71,47 @@ def test_kill_9_of_the_launcher_leaves_no_process(tmp_path: Path, told: str) -> 
     assert set(of_run) <= set(ended.left_over)
 
 
+SAID = ("failed", "its own words", False)  # state, error, whether it died without a word
+
+
 @pytest.mark.slow
-def test_what_torchrun_said_last_counts_though_its_death_is_seen_first(tmp_path: Path) -> None:
-    with launched(tmp_path, "speaks", "import time; time.sleep(300)") as launcher:
-        assert launcher.stdout
-        pids = json.loads(launcher.stdout.readline())
+@pytest.mark.parametrize(
+    ("mode", "status", "seen"),
+    [
+        ("speaks", 0, (*SAID, signal.SIGTERM, None)),
+        ("hurries", -signal.SIGKILL, (*SAID, signal.SIGINT, None)),
+        ("deaf", -signal.SIGKILL, ("error", "", True, None, "time-limit")),
+    ],
+)
+def test_what_torchrun_said_last_counts_though_its_death_is_seen_first(
+    mode: str, status: int, seen: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its guard waits for no reader of the console, once torchrun is gone or a person hurries; a deaf one is killed."""
+    monkeypatch.setenv("GUARD_TEST_LONGER_S", "0")
+    loud = "while True: print('z' * 99)"
+    with launched(tmp_path, mode, "import time; time.sleep(300)" if mode == "deaf" else loud) as launcher:
+        pids = pids_of(launcher)
         left = [pids["guard"], *pids["ranks"]]
         try:
-            assert launcher.wait(PATIENCE_S) == 0
-            os.kill(pids["guard"], signal.SIGCONT)
+            if mode != "deaf":
+                until(lambda: at_rest(pids["ranks"][0]), "more than the console takes waits for the guard")
+                assert launcher.poll() is None or launcher.wait(PATIENCE_S) == 0
+                os.kill(pids["guard"], signal.SIGCONT)
             until(lambda: not any(map(runs, left)), "nothing is left")
+            if mode == "hurries":
+                launcher.kill()
+            assert launcher.wait(PATIENCE_S) == status
         finally:
-            for pid in filter(runs, left):
+            for pid in filter(runs, [launcher.pid, *left]):
                 os.kill(pid, signal.SIGKILL)
     ended = pickle.loads((tmp_path / "ended.pickle").read_bytes())
-    assert (ended.state, ended.error, ended.launcher_died) == ("failed", "its own words", False)
+    stopped = ended.stopped and ended.stopped.code
+    assert (ended.state, ended.error, ended.launcher_died, ended.signal, stopped) == seen
 
 
 def ended_with_its_launcher(launcher: subprocess.Popen[bytes], directory: Path, told: str) -> list[int]:
     """Kill the launcher and return the pids of the run, all of which have ended then."""
-    assert launcher.stdout
-    # The ranks share its output, and may write before it does.
-    seen = json.loads(next(line for line in launcher.stdout if line.startswith(b"{")))
+    seen = pids_of(launcher)
     node = directory / "run/node-0"
     out = [node / f"attempt-0/rank-{rank}.out" for rank in range(2)]
     until(lambda: all(file.exists() and len(children(file.read_bytes())) == 2 for file in out), "workers run")
@@ -98,6 +125,8 @@ def ended_with_its_launcher(launcher: subprocess.Popen[bytes], directory: Path, 
     launcher.kill()
     until(lambda: not any(map(runs, of_run)), "all of the run ended")
     until(lambda: not runs(seen["guard"]), "the guard ended")
+    if seen["holder"] is not None:
+        os.kill(seen["holder"], signal.SIGKILL)
     return of_run
 
 
@@ -140,8 +169,8 @@ sys.exit(3)
 
 @pytest.mark.slow
 def test_the_second_interrupt_kills_and_signals_to_the_guard_do_not_end_it(tmp_path: Path) -> None:
-    deaf = "import signal, time\nfor n in (2, 15): signal.signal(n, signal.SIG_IGN)\nprint('deaf')\ntime.sleep(300)"
-    with Guarded(tmp_path, 2, 2) as guarded:
+    deaf = "import signal, time\nfor n in (2, 15): signal.signal(n, lambda *_: 0)\nprint('deaf')\ntime.sleep(300)"
+    with Guarded(tmp_path, 2, 2, grace_s=600.0) as guarded:
         guarded.attempt([deaf, deaf])
         until(lambda: b"deaf" in guarded.file("attempt-0/rank-1.out"), "ranks are deaf")
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGINT, signal.SIGUSR1):
@@ -153,7 +182,7 @@ def test_the_second_interrupt_kills_and_signals_to_the_guard_do_not_end_it(tmp_p
         guarded.signalled(signal.SIGINT)
         guarded.wait()
         assert [rank.returncode for rank in guarded.ranks.values()] == [-signal.SIGKILL] * 2
-        status, ended = guarded.end("signal", signal=signal.SIGINT)
+        status, ended = guarded.end("signal")
         assert status == 130
         assert {rank.ended_by for rank in ended.attempts[0].ranks} == {"launcher"} and ended.attempts[0].first is None
 
@@ -181,7 +210,8 @@ def test_whom_torchrun_ends_has_not_failed_whatever_its_status(tmp_path: Path) -
 
 
 def test_a_guard_that_hears_of_all_late_takes_torchruns_word_and_spares_the_ranks(tmp_path: Path) -> None:
-    with Guarded(tmp_path, 2, 2) as guarded:
+    err = tmp_path / "err"
+    with err.open("wb") as errors, Guarded(tmp_path, 2, errors) as guarded:
         guarded.guard.send_signal(signal.SIGSTOP)
         guarded.attempt(["import os; os.kill(os.getpid(), 15)", "import sys; sys.exit(3)"])
         guarded.wait()
@@ -194,12 +224,42 @@ def test_a_guard_that_hears_of_all_late_takes_torchruns_word_and_spares_the_rank
         status, ended = guarded.end()
         assert [guarded.file(f"attempt-1/rank-{rank}.out") for rank in (0, 1)] == [b"lived\n"] * 2
     first, second = ended.attempts
-    assert status == 0 and not ended.left_over
+    assert status == 0 and not ended.left_over and err.read_bytes().count(b"attempt 0 ended\n") == 1
     assert first.first == 1 and [(each.exit_code, each.signal, each.ended_by) for each in first.ranks] == [
         (None, "SIGTERM", "launcher"),
         (3, None, "itself"),
     ]
     assert not {rank.pid for rank in first.ranks} & {rank.pid for rank in second.ranks}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_torchruns_last_word_on_a_rank_that_nobody_saw_and_then_another_nodes(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The status is the same where the explanation ``fails``."""
+    if fails:
+        monkeypatch.setenv("GUARD_TEST_FAILS", "1")
+    err = tmp_path / "err"
+    with err.open("wb") as errors, Guarded(tmp_path, 2, errors) as guarded:
+        guarded.guard.send_signal(signal.SIGSTOP)
+        guarded.attempt(["import sys; sys.exit(3)"])
+        guarded.wait()
+        said = {"state": "failed", "signal": None, "failures": [failure(0, guarded.ranks[0].pid, 3)], "error": ""}
+        send(guarded.channel, {"op": "end", **said})
+        send(guarded.channel, {"op": "elsewhere", "outcome": {"node": 1}})
+        guarded.guard.send_signal(signal.SIGCONT)
+        status, ended = guarded.done()
+    assert status == 3 and (ended.attempts[0].ranks[0].exit_code, len(ended.failures)) == (3, 1)
+    assert ended.elsewhere == {"node": 1}
+    said_at_last = b"(rank 0 failed first); explaining it failed: ZeroDivisionError()\n" if fails else b"concluded\n"
+    assert err.read_bytes().endswith(said_at_last)
+
+
+def test_interrupts_before_there_are_ranks_are_remembered_and_torchruns_word_on_them_counts(tmp_path: Path) -> None:
+    with Guarded(tmp_path, 2, 2) as guarded:
+        for _ in range(2):
+            guarded.signalled(signal.SIGINT)
+        assert guarded.end("signal", signal=signal.SIGTERM)[0] == 143
 
 
 @pytest.mark.slow
@@ -209,12 +269,12 @@ def test_a_restart_ends_the_attempt_before_and_says_so(tmp_path: Path) -> None:
         guarded.attempt([WITH_WORKERS.format(then="os._exit(7)"), "print('well')"], one=True)
         guarded.wait()
         until(lambda: len(children(guarded.file("attempt-0/rank-0.out"))) == 2, "workers run")
-        guarded.attempt(["print('again 0')", "print('again 1')"], number=1, one=True)
+        guarded.attempt(["print('again 0')", "print('again 1'); raise SystemExit(4)"], number=1, one=True)
         guarded.wait()
-        status, ended = guarded.end()
+        status, ended = guarded.end("failed")
         first, second = ended.attempts
-        assert status == 0 and first.first == 0 and second.first is None
-        assert [rank.exit_code for one in (first, second) for rank in one.ranks] == [7, 0, 0, 0]
+        assert (status, first.first, second.first) == (4, 0, 1)
+        assert [rank.exit_code for one in (first, second) for rank in one.ranks] == [7, 0, 0, 4]
         assert set(children(guarded.file("attempt-0/rank-0.out"))) <= set(ended.left_over)
         assert guarded.file("attempt-1/rank-1.out") == b"again 1\n"
     assert b"attempt 0 ended\n" in err.read_bytes()

@@ -92,7 +92,7 @@ def conclude(
         explanation = explain_attempt(settings, last, ended)
     accused = explanation.diagnosis.rank if explanation.diagnosis else None
     first = None
-    if last is not None and ended.stopped is None:
+    if last is not None:
         first = first_failed(last.ranks, accused, last.first)
     failed = accused if ended.stopped is not None else None if first is None else first.rank
     outcome = RunOutcome(

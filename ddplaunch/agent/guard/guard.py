@@ -49,7 +49,6 @@ def main(descriptor: int) -> None:
         with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
             file.write("ddplaunch-guard")  # the name in process tables
         channel = socket.socket(fileno=descriptor)
-        os.set_inheritable(descriptor, False)
         exit_status = GuardedRun(channel, settings).guard()
         status = 0
         with contextlib.suppress(OSError):  # torchrun is gone, and does not wait for the answer
@@ -121,7 +120,6 @@ class GuardedRun:
         try:
             from ddplaunch.agent.end.conclude import conclude
 
-            self._loop.watch(self._channel.fileno(), self._told)  # another node may still report its end
             return conclude(self._settings, ended, self._console.say, self._loop.once)
         except Exception as error:
             first = ended.seen_first()
@@ -199,8 +197,7 @@ class GuardedRun:
             case "failed":
                 self._attempt_over(message["failures"])
             case "end":
-                self._end = message
-                self._loop.forget(self._channel.fileno())
+                self._end = message  # another node may still report its end
                 if self._attempts:
                     self._sweep(self._attempts[-1], workers_only=message.get("state") == "succeeded")
 
