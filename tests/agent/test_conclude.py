@@ -176,6 +176,8 @@ def test_the_node_that_failed_first_explains_the_end(
     Path(f"{settings.node_directory}/attempt-0/rank-3.out").write_text(
         "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:598] Connection closed by peer [10.0.0.2]:1\n"
     )
+    unexplained = short_outcome(replace(there, diagnosis=None))
+    assert conclude(settings, replace(run, elsewhere=unexplained), Heard(), lambda _: None) != 7
     status = conclude(settings, replace(run, elsewhere=short_outcome(there)), Heard(), lambda _: None)
     recorded = json.loads((Path(settings.directory) / "outcome.json").read_text())
     (last,) = recorded["attempts"]
@@ -183,6 +185,22 @@ def test_the_node_that_failed_first_explains_the_end(
     for one in (recorded, last):
         assert (one["diagnosis"] and one["diagnosis"]["code"]) == code
     assert last["failed"] is (code is not None)
+
+
+def test_of_all_nodes_with_one_console_node_0_says_what_all_would(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    left, killed = {"exit_code": 1}, {"exit_code": None, "signal": "SIGTERM"}
+    for end, signalled, node, speaks in (
+        (left, ("SIGUSR1", 4.0), 1, False),
+        (left, ("SIGUSR1", 4.0), 0, True),
+        (left, None, 1, True),
+        (killed, None, 1, True),
+    ):
+        heard, run = Heard(), ended(attempt(rank(0, **TERMINATED), rank(2, ended_s=5.0, **end), first=2))
+        conclude(settings._replace(node=node), replace(run, announced=signalled), heard)
+        assert bool(heard.text) is speaks, (end, signalled, node)
 
 
 @pytest.mark.parametrize(
