@@ -236,6 +236,7 @@ def test_doctor_tests_the_ranks_of_this_machine(tmp_path: Path) -> None:
 RANKS = """
 import os
 from ddplaunch.examples import comm_test
+comm_test.LARGEST_BYTES["gloo"] = 1 << 20
 for rank in range(4):
     if os.fork() == 0:
         os.environ |= {"RANK": str(rank), "GROUP_RANK": str(rank // 2), "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1"}
@@ -293,10 +294,10 @@ def test_a_rank_that_hangs_ends_at_the_time_out_and_is_explained(
 
 def test_a_test_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddplaunch.cli.commands.launch.doctor._START_S", 15.0)
-    comm = run_of(tmp_path, "import time\ntime.sleep(600)\n", 1.0, monkeypatch)
+    comm = run_of(tmp_path, "import time\ntime.sleep(600)\n", 0.1, monkeypatch)
     assert not comm.ended
     (finding,) = findings(comm)
-    assert finding.code == "comm-untested" and "was ended after 25 s, as `--timeout` says" in finding.what
+    assert finding.code == "comm-untested" and "was ended after 16 s, as `--timeout` says" in finding.what
     assert "program.py:2" in finding.why
 
 

@@ -22,19 +22,11 @@ from tests.slurm.cluster import GPUS, HERE, Cluster, explained, submit
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
 
-#: Says who it is.
+#: Says who it is, without torch, whose import takes longer than all else.
 TRAIN = """
 import os, sys
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-total = torch.ones(1)
-dist.all_reduce(total)
-names = ("SLURMD_NODENAME", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
-who = f"rank {dist.get_rank()}/{dist.get_world_size()} sum {total.item():.0f}"
-sys.stdout.write(" ".join([who, *(os.environ.get(name, "-") for name in names)]) + f" {sys.argv[1:]!r}\\n")
-sys.stdout.flush()
-dist.barrier()
-dist.destroy_process_group()
+names = ("RANK", "WORLD_SIZE", "SLURMD_NODENAME", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES")
+print("rank", *(os.environ[name] for name in names), sys.argv[1:], flush=True)
 """
 #: Fails, or waits to be ended and saves then, as its first argument tells.
 ENDS = """
@@ -70,7 +62,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_job_from_a_hostile_directory_trains(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_job_from_a_hostile_directory_runs_on_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
     place = tmp_path / HOSTILE
     place.mkdir()
     (place / "train.py").write_text(TRAIN)
@@ -86,10 +78,8 @@ def test_a_job_from_a_hostile_directory_trains(cluster: Cluster, tmp_path: Path)
     ended = cluster.finished("1", timeout_s=200)
     log = (place / "slurm-1.out").read_text()
     assert ended["ExitCode"] == "0:0", log
-    expected = [f"rank {rank}/2 sum 2 vn{rank + 1} 0 0" for rank in range(2)]
-    said = sorted(re.findall(r"rank [0-9]+/.*", log))
-    assert [line.rsplit(" ", 1)[0] for line in (line.partition(" [")[0] for line in said)] == expected
-    assert all(line.endswith(repr(arguments)) for line in said), said
+    expected = [f"rank {rank} 2 vn{rank + 1} 0 0 {arguments!r}" for rank in range(2)]
+    assert sorted(re.findall(r"rank [01] 2 .*", log)) == expected, log
     assert "Slurm job 1.0: node 0 of 2 nodes (vn[1-2]), 1 GPU on this node, 4 CPUs a task" in " ".join(log.split()), log
     assert "submitted job 1: train.py on 2 nodes with 1 GPU each" in done.stderr
     shown = cluster.run(["scontrol", "show", "job", "1"], place).stdout
@@ -106,12 +96,6 @@ print(exported(os.environ, ()).by, "then", exported({**os.environ, "CUDA_VISIBLE
 """
 
 
-SEES = """
-import os
-print("rank", *(os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES")))
-"""
-
-
 def test_the_gpus_of_a_step_are_slurms_and_a_task_for_each_is_one_rank(cluster: Cluster, place: Path) -> None:
     for asked in ("--gpus-per-node=2", "--gpus=2", "--gpus-per-task=1", "--gres=gpu:h100:3"):
         who = cluster.run(["srun", "-N1", "-n1", "-t2", asked, sys.executable, "-c", WHO], place)
@@ -122,10 +106,9 @@ def test_the_gpus_of_a_step_are_slurms_and_a_task_for_each_is_one_rank(cluster: 
         argv = ("srun", "-N1", "--ntasks-per-node=2", *words[:1], *launch, *words[1:])
         return cluster.run(argv, place, timeout_s=200)
 
-    (place / "sees.py").write_text(SEES)
-    done = step("--gpus-per-task=1", "--", "sees.py")
+    done = step("--gpus-per-task=1", "--", "train.py")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(re.findall("rank .*", done.stdout)) == [f"rank {rank} 2 0 {rank}" for rank in range(2)]
+    assert sorted(re.findall(r"rank [01] 2 vn\d (.*)", done.stdout)) == ["0 0 []", "0 1 []"]
     assert "node-rank-0-not-master" not in done.stderr
     seen_by_all = step("--gpus-per-node=2", "--dry-run", "--", "train.py")
     assert seen_by_all.returncode == 0, seen_by_all.stderr

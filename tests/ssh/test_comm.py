@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -39,49 +40,46 @@ def doctor(made: Lab, hosts: tuple[Node, ...], *words: str) -> subprocess.Popen[
     return subprocess.Popen(argv, env=clean_environment(), stdout=pipe, stderr=pipe, text=True)
 
 
-def test_the_cut_off_and_the_slow_host_are_each_named(five: Lab) -> None:
-    first, cut_off, _, slow, _ = five.hosts
-    for other in set(five.hosts) - {cut_off, first}:  # the ranks meet at the first, and these two are no pair of five
-        in_network(cut_off.pid, "ip", "route", "add", "blackhole", other.address)
-        in_network(cut_off.pid, "ip", "-6", "route", "add", "blackhole", other.address6)
+def test_what_is_wrong_between_hosts_is_named_and_what_is_typed_helps(five: Lab) -> None:
+    """One host is cut off, one is slow, and two send each other more than the switch between them takes."""
+    _, cut_off, one, slow, other = five.hosts
+    for host in (one, slow, other):  # the ranks meet at the first, which is no partner of the one that is cut off
+        in_network(cut_off.pid, "ip", "route", "add", "blackhole", host.address)
+        in_network(cut_off.pid, "ip", "-6", "route", "add", "blackhole", host.address6)
     in_network(slow.pid, *f"tc qdisc replace dev {INTERFACE} root tbf rate 10mbit burst 32kbit latency 400ms".split())
+    for host in (one, other):
+        in_network(host.pid, "ip", "link", "set", "dev", INTERFACE, "mtu", "9000")
     process = doctor(five, five.hosts, "--comm-timeout", TIMEOUT)
     out, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1, out + err
     data = json.loads(out)
-    found: dict[str, list[list[str]]] = {}
-    for finding in data["findings"]:
-        found.setdefault(finding["code"], []).append(finding["where"])
-    assert found["comm-cut-off"] == [[cut_off.name]], data["comm"]
-    assert found["comm-slow-host"] == [[slow.name]], data["comm"]
-    assert "comm-untested" not in found
+    found = {(finding["code"], *finding["where"]): finding for finding in data["findings"]}
+    (sizes,) = found.keys() - {("comm-cut-off", cut_off.name), ("comm-slow-host", slow.name)}
+    assert sizes[0] == "comm-cut-off" and {*sizes[1:]} == {one.name, other.name}, data["comm"]
+    assert len(found) == 3 and "(MTU)" in found[sizes]["why"], data
     groups = data["comm"]["groups"]
     assert [group["problem"] is None for group in groups if group["test"] == "all"] == [False]
     rates = [group["bandwidth"] or 0.0 for group in groups if slow.name in group["hosts"] and group["test"] == "pair"]
     assert 0 < max(rates) < 3e6  # 10 Mbit/s are 1.25 MB/s
     five.nothing_left(RUN)
 
+    typed = found[sizes]["fix"].partition("`sudo ")[2].partition("`")[0]
+    for host in (one, other):
+        in_network(host.pid, *typed.replace("INTERFACE", INTERFACE).split())
+    process = doctor(five, (one, other), "--comm-timeout", TIMEOUT)
+    out, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, out
+
 
 def test_nothing_is_left_when_the_doctor_is_killed(five: Lab) -> None:
     hosts = five.hosts[:1]
     process = doctor(five, hosts, "--comm-timeout", "120")
-    until(lambda: all(five.processes(host, PROGRAM) for host in hosts), "all test", DEADLINE_S)
+
+    def measuring() -> bool:
+        time.sleep(0.3)  # looking starts programs there
+        return bool(five.processes(hosts[0], PROGRAM))
+
+    until(measuring, "it measures", DEADLINE_S)
     os.kill(started_by(process), signal.SIGKILL)
     process.communicate(timeout=90)
     five.nothing_left(RUN, hosts=hosts)
-
-
-def test_large_packets_that_are_dropped_on_the_way_are_suspected_and_what_is_typed_helps(five: Lab) -> None:
-    """The hosts send more than the switch between them takes."""
-    hosts = (five.hosts[2], five.hosts[4])
-    for host in hosts:
-        in_network(host.pid, "ip", "link", "set", "dev", INTERFACE, "mtu", "9000")
-    out, _ = doctor(five, hosts, "--comm-timeout", TIMEOUT).communicate(timeout=DEADLINE_S)
-    (finding,) = (each for each in json.loads(out)["findings"] if each["code"] == "comm-cut-off")
-    assert "(MTU)" in finding["why"], finding
-    typed = finding["fix"].partition("`sudo ")[2].partition("`")[0]
-    for host in hosts:
-        in_network(host.pid, *typed.replace("INTERFACE", INTERFACE).split())
-    process = doctor(five, hosts, "--comm-timeout", TIMEOUT)
-    out, _ = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 0, out

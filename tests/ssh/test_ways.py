@@ -65,7 +65,7 @@ def test_a_name_that_means_loopback_to_rank_0_and_a_directory_of_the_run_that_ho
 
 
 def test_a_host_that_takes_no_record_is_named_before_and_its_last_words_come_all_the_same(debian: Lab) -> None:
-    debian.write("bad.py", "import os\nif os.environ['RANK'] == '1':\n    raise RuntimeError('bad batch')\n")
+    debian.write("bad.py", "import os, time\nif os.environ['RANK'] == '0':\n    time.sleep(120)\n1 / 0\n")
     host = debian.hosts[1]
     assert (
         host.run(["mount", "-o", "remount,bind,ro", str(debian.work)], Path("/"), clean_environment()).returncode == 0
@@ -75,7 +75,7 @@ def test_a_host_that_takes_no_record_is_named_before_and_its_last_words_come_all
         assert "error[record-not-writable]: the record of the run cannot be written: .ddplaunch --> alpha1" in said
         run = Launched(debian, "unkept", "2x1", "--ignore", "record-not-writable", script=("bad.py",))
         assert run.ended() == 1, run.said
-        assert "[alpha1] error[script-exception]: RuntimeError: bad batch at bad.py:3" in run.said
+        assert "[alpha1] error[script-exception]: ZeroDivisionError: division by zero at bad.py:4" in run.said
         assert "incomplete: alpha1: its record was not brought" in run.flat
         found = run.outcome["diagnosis"]
         assert (found["code"], found["rank"], found["host"]) == ("script-exception", 1, host.name), run.said
