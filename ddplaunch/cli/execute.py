@@ -125,9 +125,6 @@ def execute(launch: Launch, environment: dict[str, str], token: str) -> NoReturn
     """Replace this process by torchrun; ``token`` marks all processes that it starts."""
     environment[LAUNCH] = token
     quiet = interruptible(launch.argv, environment)
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # it is None where its descriptor was closed
-            stream.flush()
     if SETTINGS in environment:
         environment[TYPED] = str(_TYPED_S)
     if quiet:

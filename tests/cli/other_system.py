@@ -37,27 +37,27 @@ LOADED = (asyncio, io, multiprocessing, shutil, subprocess, tempfile, psutil, ri
 #: What Python has on Linux alone; https://docs.python.org/3/library/os.html says of each where it is.
 LINUX = {
     os: (
-        *("O_PATH", "eventfd", "memfd_create", "pidfd_open", "posix_fadvise", "sched_getaffinity", "sched_setaffinity"),
-        *("SCHED_IDLE", "waitid", "P_PIDFD", "getresuid"),
+        "O_PATH", "eventfd", "memfd_create", "pidfd_open", "posix_fadvise", "sched_getaffinity", "sched_setaffinity",
+        "SCHED_IDLE", "waitid", "P_PIDFD", "getresuid",
     ),
     select: ("epoll",),
     signal: ("SIGRTMAX", "SIGRTMIN", "SIGPWR", "SIGSTKFLT", "sigtimedwait", "sigwaitinfo"),
     socket: ("SOCK_SEQPACKET", "SO_PEERCRED", "AF_NETLINK", "SOCK_CLOEXEC"),
-}
+}  # fmt: skip
 UNIX = {
     os: (
-        *("O_CLOEXEC", "O_DIRECTORY", "O_NOCTTY", "O_NOFOLLOW", "O_NONBLOCK", "WNOHANG", "chown", "eventfd_read"),
-        *("fchmod", "fork", "getegid", "geteuid", "getgid", "getloadavg", "getpgid", "getpgrp", "getsid", "getuid"),
-        *("killpg", "mkfifo", "posix_spawn", "register_at_fork", "setsid", "statvfs", "sysconf", "uname", "wait"),
+        "O_CLOEXEC", "O_DIRECTORY", "O_NOCTTY", "O_NOFOLLOW", "O_NONBLOCK", "WNOHANG", "chown", "eventfd_read",
+        "fchmod", "fork", "getegid", "geteuid", "getgid", "getloadavg", "getpgid", "getpgrp", "getsid", "getuid",
+        "killpg", "mkfifo", "posix_spawn", "register_at_fork", "setsid", "statvfs", "sysconf", "uname", "wait",
     ),
     select: ("poll",),
     signal: (
-        *("SIGALRM", "SIGBUS", "SIGCHLD", "SIGCONT", "SIGHUP", "SIGKILL", "SIGPIPE", "SIGQUIT", "SIGSTOP", "SIGTSTP"),
-        *("SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGXCPU", "SIGXFSZ", "SIG_BLOCK", "SIG_UNBLOCK", "SIG_SETMASK", "alarm"),
-        *("pthread_sigmask", "setitimer", "SIGTTIN", "SIGTTOU"),
+        "SIGALRM", "SIGBUS", "SIGCHLD", "SIGCONT", "SIGHUP", "SIGKILL", "SIGPIPE", "SIGQUIT", "SIGSTOP", "SIGTSTP",
+        "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGXCPU", "SIGXFSZ", "SIG_BLOCK", "SIG_UNBLOCK", "SIG_SETMASK", "alarm",
+        "pthread_sigmask", "setitimer", "SIGTTIN", "SIGTTOU",
     ),
     socket: ("AF_UNIX",),
-}
+}  # fmt: skip
 MODULES = frozenset({"fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty"})
 AWAY = ("/proc", "/sys", "/dev/shm", "/etc/passwd")
 

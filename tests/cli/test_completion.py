@@ -20,11 +20,10 @@ from ddplaunch.cli.parsing.completion import ASKED
 from ddplaunch.planning.flag import TYPES
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source
-from tests.cli.cli_calls import Call, call, folder
+from tests.cli.cli_calls import Call
 from tests.conftest import skip
 from tests.records.fake_runs import record
 
-__all__ = ["call", "folder"]
 PACKAGE = Path(__file__).parents[2]
 Offers = Callable[[str], list[str]]
 

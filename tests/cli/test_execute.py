@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
+from ddplaunch.cli import execute as launching
 from ddplaunch.cli.commands.launch.run import _speaks_elsewhere
 from ddplaunch.cli.execute import detach, environment_of, execute, refuse_too_long, show_launch
 from ddplaunch.planning.launch import Variable
@@ -18,6 +19,7 @@ from ddplaunch.planning.options import Options
 from ddplaunch.values.finding import RefusedError
 from ddplaunch.values.resolved import DEFAULT, Resolved, Source
 from ddplaunch.values.variable_names import LAUNCH, SETTINGS, TYPED
+from tests.cli.cli_calls import Call
 from tests.planning.sample_launch import FILES, facts, launch
 
 FIRST, SECOND = (Resolved(rank, Source("Slurm", "SLURM_PROCID")) for rank in (0, 1))
@@ -86,7 +88,6 @@ def test_torchrun_replaces_this_process(monkeypatch: pytest.MonkeyPatch, option:
     executed: list[Any] = []
     monkeypatch.setattr(os, "execve", lambda *words: executed.append(words))
     monkeypatch.setattr(signal, "pthread_sigmask", lambda how, numbers: blocked.append((how, numbers)))
-    monkeypatch.setattr(sys, "stdout", None)  # as where its descriptor was closed
     argv = ("/python", option, "-m", "torch.distributed.run")
     cases: tuple[dict[str, str], ...] = ({}, {SETTINGS: "{}"})
     for given in cases:
@@ -99,11 +100,40 @@ def test_torchrun_replaces_this_process(monkeypatch: pytest.MonkeyPatch, option:
     assert blocked == [(signal.SIG_BLOCK, {signal.SIGINT})] * 2 * (option == "-P")
 
 
+def test_a_launch_is_recorded_and_becomes_torchrun_which_keeps_its_locks(
+    call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executed: list[Any] = []
+
+    def become(path: str, words: list[str], environment: dict[str, str]) -> NoReturn:
+        executed.append((words, environment[LAUNCH]))
+        raise SystemExit(0)
+
+    monkeypatch.setattr(os, "execve", become)
+    monkeypatch.setattr(signal, "pthread_sigmask", lambda *_: None)
+    said = call("run", "1", "--device", "cpu", "--run-id", "one", "--", "train.py")
+    opened = [int(path.name) for path in Path("/proc/self/fd").iterdir() if "/runs/one/.lock" in os.path.realpath(path)]
+    kept = [os.get_inheritable(lock) for lock in opened]
+    for lock in opened:
+        os.close(lock)
+    recorded = json.loads((folder / ".ddplaunch/runs/one/run.json").read_text())
+    assert kept == [True, True] and executed == [(recorded["torchrun_argv"], recorded["launch"])]
+    assert "  run " in said.err
+
+
 def test_a_detached_launch_that_ends_before_it_launched_hands_its_status_on() -> None:
     for status in (0, 3, 128 + signal.SIGKILL):
-        if (shown := detach()) is None:
+        starter, shown = os.getpid(), detach()
+        if os.getpid() != starter:
             os.kill(os.getpid(), signal.SIGKILL) if status > 128 else os._exit(status)
         assert shown == status
+
+
+def test_a_detached_launch_without_a_record_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "_AWAITED", [-1])
+    for noted, problem in (("a full disk", "a full disk"), (Path("/proc/gone"), "No such file")):
+        with pytest.raises(RefusedError, match=f"cannot be written: {problem}"):
+            show_launch(launch(), (), facts(), LOCK, noted)
 
 
 def test_a_detached_launch_says_its_id_and_the_rest_into_its_record(

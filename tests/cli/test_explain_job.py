@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.explain.diagnosis import Diagnosis
-from ddplaunch.records.outcome import RunOutcome, write_outcome
-from tests.cli.cli_calls import Call, call, folder
+from ddplaunch.values.codec import plain
+from tests.cli.cli_calls import Call
 from tests.planning.test_submit import SCONTROL, put_in_front
-
-__all__ = ["call", "folder"]  # fixtures
+from tests.records.fake_runs import outcome, record
 
 CUT = "rank 0: epoch 1\nslurmstepd: error: *** STEP 12.0 ON vn1 CANCELLED AT 2026-11-21T11:21:58 ***\n"
 
@@ -58,19 +57,15 @@ def test_the_newest_run_of_a_job_comes_before_its_log_and_a_number_alone_is_no_p
     assert said.status == 2 and "`999` is not a code, run or file" in said.err
 
 
-def recorded(folder: Path, run_id: str, *, array: str = "", task: str = "") -> None:
-    """Write the record of a run that failed, of an element of a job array if one is named."""
-    place = folder / ".ddplaunch/runs" / run_id
-    place.mkdir(parents=True)
-    names = {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": task} if array else {"SLURM_JOB_ID": "7"}
-    (place / "run.json").write_text(json.dumps({"schema": 1, "run_id": run_id, "created_s": 1.0, "environment": names}))
-    found = Diagnosis("out-of-gpu-memory", "observed", "no memory", "", (), 0)
-    write_outcome(place, RunOutcome(run_id, "vn1", 0, "failed", 1, 2.0, 9.0, 0, found, (), ()))
+def recorded(folder: Path, run_id: str, **environment: str) -> None:
+    """Write the record of a run that failed."""
+    place = record(folder / ".ddplaunch", run_id, 1.0, environment=environment)
+    outcome(place, "failed", exit_status=1, diagnosis=plain(Diagnosis("out-of-gpu-memory", "observed", "", "", (), 0)))
 
 
 def test_an_element_of_an_array_by_any_of_its_names_and_an_array_by_none(call: Call, folder: Path) -> None:
     for number, (run_id, task) in enumerate((("slurm-4.0", "0"), ("slurm-5.0", "1"), ("slurm-3.0", "2"))):
-        recorded(folder, run_id, array="3", task=task)
+        recorded(folder, run_id, SLURM_ARRAY_JOB_ID="3", SLURM_ARRAY_TASK_ID=task)
         os.utime(folder / ".ddplaunch/runs" / run_id / "run.json", (1000 + number, 1000 + number))
     named = {"3_0": "slurm-4.0", "3_1": "slurm-5.0", "4": "slurm-4.0", "slurm-3_2": "slurm-3.0"}
     for word, run_id in named.items():
@@ -83,7 +78,7 @@ def test_an_element_of_an_array_by_any_of_its_names_and_an_array_by_none(call: C
 def test_the_log_of_a_job_is_explained_by_the_run_that_it_shows(call: Call, folder: Path) -> None:
     (folder / "job.out").write_text(f"ddplaunch slurm-7.0\n  run     train.py\n{CUT}")
     assert "the job was cancelled" in call("explain", "job.out").out
-    recorded(folder, "slurm-7.0")
+    recorded(folder, "slurm-7.0", SLURM_JOB_ID="7")
     assert "error[out-of-gpu-memory]" in call("explain", "job.out").out
 
 

@@ -16,10 +16,9 @@ from ddplaunch.cli.target import parse_target, split_arguments
 from ddplaunch.planning.convert.launch_words import known_words
 from ddplaunch.planning.convert.launcher_line import translate
 from ddplaunch.planning.options import parse_options
-from tests.cli.cli_calls import call, folder, spawn
+from tests.cli.cli_calls import spawn
 from tests.conftest import Golden
 
-__all__ = ["call", "folder"]
 EXAMPLES = [(name, line) for name in COMMANDS for line, _ in command_named(name).examples]
 
 

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch import examples
-from tests.cli.cli_calls import Call, call, folder
-
-__all__ = ["call", "folder"]
+from tests.cli.cli_calls import Call
 
 OWN = """import argparse, torch
 p = argparse.ArgumentParser()

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.cli_calls import folder, spawn
+from tests.cli.cli_calls import spawn
 from tests.machine.fake_nvml import FakeNvml, fake_nvml, fake_nvml_library
 
-__all__ = ["fake_nvml", "fake_nvml_library", "folder"]
+__all__ = ["fake_nvml", "fake_nvml_library"]
 #: What these machines lack of the installed torch: CUDA, or a driver new enough for its CUDA.
 ANY_TORCH = ["--device", "cuda", "--ignore", "torch-cpu-build-on-gpu-machine,driver-too-old"]
 

@@ -67,12 +67,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 LINES = (
-    *("explain log.txt", "explain crlf.txt", "explain shm-too-small", "explain -", "explain nonsense"),
-    *("plan 2 --batch-size 8 -- train.py", "convert -- torchrun --nproc-per-node 2 train.py"),
-    *("convert train.sh", "help run", "doctor --list"),
-    *("submit 2 --dry-run -- train.py", "run 2 -- train.py", "doctor", "top"),
-    *("plan 2 --hosts a,b -- train.py", "explain failed", "ps", "ps --json", "logs failed", "report failed"),
-)
+    "explain log.txt", "explain crlf.txt", "explain shm-too-small", "explain -", "explain nonsense",
+    "plan 2 --batch-size 8 -- train.py", "convert -- torchrun --nproc-per-node 2 train.py",
+    "convert train.sh", "help run", "doctor --list",
+    "submit 2 --dry-run -- train.py", "run 2 -- train.py", "doctor", "top",
+    "plan 2 --hosts a,b -- train.py", "explain failed", "ps", "ps --json", "logs failed", "report failed",
+)  # fmt: skip
 
 
 @pytest.mark.slow

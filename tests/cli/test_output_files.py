@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.cli.parsing.command import COMMANDS, options_of
-from tests.cli.cli_calls import TRAIN, Call, call, folder
+from tests.cli.cli_calls import TRAIN, Call
 from tests.cli.test_report_page import record
 
-__all__ = ["call", "folder"]
 #: Every option that writes a file, as the options themselves say.
 OUTPUTS = [(command, flag.flag) for command in COMMANDS for flag in options_of(command) if flag.kind == "output"]
 #: Options that take a file and only read it.

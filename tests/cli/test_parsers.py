@@ -13,9 +13,7 @@ from ddplaunch.cli.parsing.typed_words import TypedLaunch, parse_quickly, said_o
 from ddplaunch.cli.parsing.typer_app import parse_words as parse_with_typer
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Source
-from tests.cli.cli_calls import Call, call, folder
-
-__all__ = ["call", "folder"]
+from tests.cli.cli_calls import Call
 
 
 def parse(command: str, words: list[str]) -> dict[str, Any] | None:

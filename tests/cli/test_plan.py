@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.values.variable_names import SETTINGS
-from tests.cli.cli_calls import Call, call, folder
-
-__all__ = ["call", "folder"]
+from tests.cli.cli_calls import Call
 
 
 def test_a_module_that_was_installed_to_be_edited_is_read(
@@ -147,8 +145,13 @@ def test_a_configuration_that_is_wrong(call: Call, folder: Path, content: bytes,
 @pytest.mark.parametrize(
     "content",
     [
-        *("env = {DB = 'hunter2'}", "[env]\nDB = 'hunter2'", "env = [{DB = 'hunter2'}]", "env = ['hunter2']"),
-        *("env = ['1hunter2=x']", "env = ['DB=hunter2' 'x']", "[env.a]\nDB = 'hunter2'"),
+        "env = {DB = 'hunter2'}",
+        "[env]\nDB = 'hunter2'",
+        "env = [{DB = 'hunter2'}]",
+        "env = ['hunter2']",
+        "env = ['1hunter2=x']",
+        "env = ['DB=hunter2' 'x']",
+        "[env.a]\nDB = 'hunter2'",
         "[profiles.big.env]\nDB = 'hunter2'",
     ],
 )

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.cli_calls import Call, Said, call, folder
+from tests.cli.cli_calls import Call, Said
 from tests.ports import free_port
 
-__all__ = ["call", "folder"]
 LONG = "1" * 5000
 
 
@@ -29,9 +28,9 @@ def refused(said: Said, status: int, words: str, place: Path) -> None:
 NO_INTEGERS = ("abc", "1.5", "inf", "", "1_0", "٣", "0x10", LONG)
 NO_NUMBERS = ("abc", "nan", "-inf", "1e400", "", "1_0", "0,1")
 OUT_OF_RANGE = (
-    *("--batch-size=0", "--lr-max-factor=0", "--accum=0", "--global-batch-size=0"),
-    *("--dataset-size=0", "--lr=0", "--base-warmup=-1", "--base-lr=-1", "--base-batch-size=0"),
-)
+    "--batch-size=0", "--lr-max-factor=0", "--accum=0", "--global-batch-size=0",
+    "--dataset-size=0", "--lr=0", "--base-warmup=-1", "--base-lr=-1", "--base-batch-size=0",
+)  # fmt: skip
 INTEGERS = ("--accum", "--dataset-size", "--max-restarts", "--master-port")
 
 
@@ -127,17 +126,8 @@ def test_no_separator_and_no_script(call: Call, folder: Path) -> None:
     refused(said, 4, "the variable `A` has 131074 bytes", folder)
     said = call("run", "2x2", "--nnodes", "3", "--", "train.py")
     refused(said, 2, "`2x2` says 2 nodes, `--nnodes` says 3", folder)
-    alone = (
-        "--master-addr",
-        "127.0.0.1",
-        "--master-port",
-        str(free_port()),
-        "--node-rank",
-        "0",
-        "--join-timeout",
-        "0.2",
-    )
-    refused(call("run", "2x1", "--no-checks", *alone, "--", "train.py"), 4, "error[nodes-missing]", folder)
+    alone = f"--no-checks --master-addr 127.0.0.1 --master-port {free_port()} --node-rank 0 --join-timeout 0.2"
+    refused(call("run", "2x1", *alone.split(), "--", "train.py"), 4, "error[nodes-missing]", folder)
 
 
 NO_COUNTS = ("0", "-", "abc", "1.5", "2x", "0x2", "2x0", "00", "٣", "²", "", "2X2", "1_0", "+4", LONG)

@@ -9,9 +9,7 @@ import pytest
 import ddplaunch
 from ddplaunch.cli.parsing.command import COMMANDS, options_of, spellings
 from ddplaunch.cli.parsing.removed import instead
-from tests.cli.cli_calls import Call, call, folder
-
-__all__ = ["call", "folder"]
+from tests.cli.cli_calls import Call
 
 REMOVED = instead("removed")
 

@@ -10,45 +10,33 @@ import pytest
 
 from ddplaunch.cli.commands.afterwards.report import shown
 from ddplaunch.cli.main import main
+from ddplaunch.explain.diagnosis import Diagnosis
+from ddplaunch.records.outcome import AttemptOutcome, RankOutcome, RunOutcome, write_outcome
 from ddplaunch.ui.report_curves import also_shown, curves_in
+from tests.records import fake_runs
 
 BEGAN_S = 1790000000.0
 SECRET = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz01234567"
 
 
-def record(base: Path, run_id: str, lines: int = 3, ranks: int = 2) -> Path:
-    directory = base / "runs" / run_id
+def record(base: Path, run_id: str, lines: int = 3) -> Path:
+    """Write the record of a run of two ranks, of which rank 1 failed."""
+    numbers = {"world_size": {"value": 2, "source": {"kind": "flag"}}}
+    plan = {"target": {"name": "train.py"}, "numbers": numbers}
+    argv = ["/x/ddplaunch", "run", "2", "--", "train.py", "<b>&</b>"]
+    directory = fake_runs.record(base, run_id, BEGAN_S, argv=argv, plan=plan)
     attempt = directory / "node-0" / "attempt-0"
     attempt.mkdir(parents=True)
-    run = {
-        "schema": 1,
-        "run_id": run_id,
-        "created_s": BEGAN_S,
-        "cwd": "/home/ada/project",
-        "argv": ["/x/ddplaunch", "run", "2", "--", "train.py", "<b>&</b>"],
-        "plan": {"target": {"name": "train.py"}, "numbers": {"world_size": {"value": 2, "source": {"kind": "flag"}}}},
-        "versions": {"torch": "2.13.0"},
-        "host": {"host": {"name": "gpu-a", "kernel": "6.1"}, "memory": {"total_bytes": 1 << 34}},
-        "findings": [],
-    }
-    (directory / "run.json").write_text(json.dumps(run))
-    ends = [
-        {"rank": rank, "local_rank": rank, "host": "gpu-a", "exit_code": int(rank == 1), "started_s": BEGAN_S + rank,
-         "ended_s": BEGAN_S + (5 if rank == 0 else 3)}  # that of rank 0 outlasts its attempt
-        for rank in range(ranks)
-    ]  # fmt: skip
-    outcome = {
-        "schema": 1, "run_id": run_id, "host": "gpu-a", "node": 0, "state": "failed", "exit_status": 1,
-        "started_s": BEGAN_S + 1, "ended_s": BEGAN_S + 4, "first_failed_rank": 1, "cascade": [],
-        "diagnosis": {
-            "code": "script-exception", "certainty": "observed", "what": "ValueError: <script>alert(1)</script>",
-            "why": "the script ended by it", "fixes": ["look at `<train>.py:7`"], "rank": 1, "host": "gpu-a",
-            "evidence": [], "exception": None, "calls": [],
-        },
-        "attempts": [{"attempt": 0, "started_s": BEGAN_S, "ended_s": BEGAN_S + 4, "failed": True, "ranks": ends}],
-    }  # fmt: skip
-    (directory / "outcome.json").write_text(json.dumps(outcome))
-    for rank in range(ranks):
+    ranks = (
+        RankOutcome(0, 0, "gpu-a", exit_code=0, started_s=BEGAN_S, ended_s=BEGAN_S + 5),  # it outlasts its attempt
+        RankOutcome(1, 1, "gpu-a", exit_code=1, started_s=BEGAN_S + 1, ended_s=BEGAN_S + 3),
+    )
+    what, fixes = "ValueError: <script>alert(1)</script>", ("look at `<train>.py:7`",)
+    why = Diagnosis("script-exception", "observed", what, "the script ended by it", fixes, 1, "gpu-a")
+    only = AttemptOutcome(0, BEGAN_S, BEGAN_S + 4, True, None, ranks)
+    failed = RunOutcome(run_id, "gpu-a", 0, "failed", 1, BEGAN_S + 1, BEGAN_S + 4, 1, why, (), (only,))
+    assert write_outcome(directory, failed) is None
+    for rank in (0, 1):
         text = "".join(f"step {each} of rank {rank} <i>\n" for each in range(lines))
         (attempt / f"rank-{rank}.out").write_text(text + f"token {SECRET}\n")
         (attempt / f"rank-{rank}.err").write_text("10%|#\r100%|##########\nno newline")

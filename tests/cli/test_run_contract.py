@@ -11,10 +11,8 @@ import pytest
 
 from ddplaunch.values.finding import ExitStatus
 from tests.agent.plugin_runs import of_folder, on_terminal, within
-from tests.cli.cli_calls import Call, call, folder, spawn
+from tests.cli.cli_calls import Call, spawn
 from tests.hosts.launching import clean_environment, ddplaunch, write_script
-
-__all__ = ["call", "folder"]  # fixtures
 
 TIMEOUT_S = 240
 

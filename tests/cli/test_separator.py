@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.cli_calls import Call, call, folder
-
-__all__ = ["call", "folder"]
+from tests.cli.cli_calls import Call
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,8 @@ import pytest
 from ddplaunch import __version__
 from ddplaunch.cli import streams
 from ddplaunch.cli.streams import StartReport, read_told
-from tests.cli.cli_calls import Call, Said, call, folder, spawn
+from tests.cli.cli_calls import Call, Said, spawn
 
-__all__ = ["call", "folder"]
 DRY = ["run", "2", "--dry-run", "--", "train.py"]
 
 

@@ -21,9 +21,7 @@ from ddplaunch.machine.processes.run_processes import runs_in
 from ddplaunch.planning.flag import DeviceWord
 from ddplaunch.planning.options import Options
 from ddplaunch.values.resolved import Resolved, Source
-from tests.cli.cli_calls import Call, call
-
-__all__ = ["call"]
+from tests.cli.cli_calls import Call
 
 
 def test_a_trials_folders_are_outside_of_the_tree_and_are_removed(

@@ -12,10 +12,8 @@ import pytest
 from ddplaunch.cli.which_run import only_one, running_run, running_runs, which_run
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.variable_names import LAUNCH, SETTINGS
-from tests.cli.cli_calls import Call, call, folder
-from tests.records.fake_runs import StartRun, outcome, record, start_run, unique
-
-__all__ = ["call", "folder", "start_run"]
+from tests.cli.cli_calls import Call
+from tests.records.fake_runs import StartRun, outcome, record, unique
 
 
 def recorded_and_live(start_run: StartRun, base: Path, name: str, cwd: Path) -> str:

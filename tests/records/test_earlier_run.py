@@ -12,10 +12,7 @@ from ddplaunch.explain.diagnosis import Diagnosis, Raised
 from ddplaunch.records.earlier_run import run_before
 from ddplaunch.records.outcome import PreviousRun, RunOutcome, read_outcome
 from ddplaunch.values.codec import plain
-from tests.cli.cli_calls import call, folder
 from tests.records.fake_runs import outcome, record
-
-__all__ = ["call", "folder"]  # fixtures
 
 RAISED = Diagnosis(
     "script-exception", "observed", "ValueError: bad at t.py:5", "it raised", ("look",), 1, "node-1",

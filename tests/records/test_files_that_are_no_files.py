@@ -12,16 +12,14 @@ import pytest
 
 from ddplaunch.records.write import git_commit
 from ddplaunch.values.finding import ExitStatus
-from tests.cli.cli_calls import Call, call, folder
+from tests.cli.cli_calls import Call
 from tests.records.fake_runs import outcome, processes_json, record
-
-__all__ = ["call", "folder"]
 
 SOMEBODY = 65533
 FILES = (
-    *("run.json", "outcome.json", "launcher.json", "node-0/processes.json"),
-    *("node-0/attempt-0/rank-0.out", "node-0/attempt-0/rank-0.err", "node-0/launcher.err", "flight-recorder-rank-0"),
-)
+    "run.json", "outcome.json", "launcher.json", "node-0/processes.json",
+    "node-0/attempt-0/rank-0.out", "node-0/attempt-0/rank-0.err", "node-0/launcher.err", "flight-recorder-rank-0",
+)  # fmt: skip
 
 
 def sparse(path: Path) -> None:
@@ -32,10 +30,10 @@ def sparse(path: Path) -> None:
 DEEP = "[" * 200_000
 #: The fields of run.json, outcome.json and the others, each with a value of another type.
 FIELDS = (
-    *("argv", "attempts", "cascade", "code", "created_s", "cwd", "diagnosis", "ended_s", "environment", "exit_status"),
-    *("findings", "first_failed_rank", "host", "launch", "launcher", "nodes", "notes", "plan", "previous", "ranks"),
-    *("boot_id", "git_commit", "node", "run_id", "started_s", "state", "torchrun_argv", "versions"),
-)
+    "argv", "attempts", "cascade", "code", "created_s", "cwd", "diagnosis", "ended_s", "environment", "exit_status",
+    "findings", "first_failed_rank", "host", "launch", "launcher", "nodes", "notes", "plan", "previous", "ranks",
+    "boot_id", "git_commit", "node", "run_id", "started_s", "state", "torchrun_argv", "versions",
+)  # fmt: skip
 OTHERS = (True, 1e300, "\x1b[31m\u202e\x9b", [["a"]], {"a": [1]})
 
 
@@ -99,7 +97,7 @@ PLACES: dict[str, Callable[[Path], object]] = {
     "link to nothing": lambda path: path.symlink_to("/nowhere/at/all"),
     "of others": of_others,
 }
-OF_A_BASE = (*("ps", "logs", "stop", "explain", "stacks", "report", "clean --yes", "top --count 1"),)
+OF_A_BASE = ("ps", "logs", "stop", "explain", "stacks", "report", "clean --yes", "top --count 1")
 
 
 @pytest.mark.parametrize("kind", [*list(PLACES)[:-1], pytest.param("of others", marks=pytest.mark.root)])

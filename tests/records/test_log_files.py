@@ -19,10 +19,8 @@ from ddplaunch.records.log_files import LogFile, blocks, follow_logs, log_files,
 from ddplaunch.ui.logs_view import Lines, prefix_of
 from ddplaunch.ui.terminal import Terminal
 from tests.agent.plugin_runs import on_terminal
-from tests.cli.cli_calls import Call, call, folder, spawn
-from tests.records.fake_runs import DEADLINE_S, StartRun, outcome, processes_json, record, start_run, wait_for
-
-__all__ = ["call", "folder", "start_run"]
+from tests.cli.cli_calls import Call, spawn
+from tests.records.fake_runs import DEADLINE_S, StartRun, outcome, processes_json, record, wait_for
 
 
 def log(directory: Path, rank: int, text: str, attempt: int = 0, node: int = 0, stream: str = "out") -> Path:

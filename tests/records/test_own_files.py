@@ -21,11 +21,9 @@ from ddplaunch.records.own.own_files import NotOursError, foreign, open_to_write
 from ddplaunch.records.own.run_lock import hold_run, refuse_taken
 from ddplaunch.values.words import host_name
 from tests.agent.guarded import open_files
-from tests.cli.cli_calls import Call, call, folder, spawn
+from tests.cli.cli_calls import Call, spawn
 from tests.planning.sample_launch import launch
 from tests.records.fake_runs import outcome, record
-
-__all__ = ["call", "folder"]
 
 SOMEBODY = 65533
 MINE = "export PATH=$PATH:~/bin\n"

@@ -28,11 +28,9 @@ from ddplaunch.records.write import write_record
 from ddplaunch.values.finding import RefusedError
 from ddplaunch.values.resolved import Resolved, Source
 from ddplaunch.values.words import host_name
-from tests.cli.cli_calls import Call, call, folder
+from tests.cli.cli_calls import Call
 from tests.planning.sample_launch import facts, launch, two_nodes
-from tests.records.fake_runs import StartRun, outcome, processes_json, record, start_run
-
-__all__ = ["call", "folder", "start_run"]
+from tests.records.fake_runs import StartRun, outcome, processes_json, record
 
 ONE = launch(run_id="one")
 

@@ -22,11 +22,9 @@ from ddplaunch.ui.terminal import Terminal, cells
 from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.variable_names import SETTINGS
 from ddplaunch.values.words import host_name
-from tests.cli.cli_calls import Call, call, folder
+from tests.cli.cli_calls import Call
 from tests.conftest import Golden
-from tests.records.fake_runs import StartRun, outcome, processes_json, record, start_run
-
-__all__ = ["call", "folder", "start_run"]
+from tests.records.fake_runs import StartRun, outcome, processes_json, record
 
 RANK = Process(20, 1, 20, "S", 20, 7, "python")
 DETACHED = Process(21, 1, 21, "S", 20, 7, "tensorboard")

@@ -14,18 +14,18 @@ from ddplaunch.values.escapes import HarmlessPieces, harmless, harmless_bytes, h
 
 #: Titles, the clipboard, the cursor, cleared screens, modes, graphics, 8-bit forms, unfinished sequences.
 ACTED_ON = (
-    *("\x1b]0;evil\x07", "\x1b]2;evil\x1b\\", "\x1b]2;evil\x9c", "\x1b]52;c;ZXZpbA==\x07"),
-    *("\x1b]8;;http://evil\x1b\\", "\x1b[5A", "\x1b[H", "\x1b[3;4f", "\x1b[2J", "\x1b[2K", "\x1b[3J", "\x1bc"),
-    *("\x1b[!p", "\x1b7", "\x1b[?1049h", "\x1b[?1000h", "\x1b[?2004l", "\x1b[6n", "\x1b[21t", "\x1b[>4;1m"),
-    *("\x1b[?4m", "\x1bPq#0;2;0;0;0#0~~@@vv\x1b\\", "\x1b_Gf=100;AAAA\x1b\\", "\x1b^x\x1b\\", "\x1b(0", "\x0e"),
-    *("\x07", "\x08\x08", "\x0c", "\x0b", "\x7f", "\x9b2J", "\x9d0;evil\x07", "\x90q\x9c", "\x85", "\x00"),
-    *("\x1b[12;", "\x1b", "\x1b\x1b]0;x\x07"),
-)
+    "\x1b]0;evil\x07", "\x1b]2;evil\x1b\\", "\x1b]2;evil\x9c", "\x1b]52;c;ZXZpbA==\x07",
+    "\x1b]8;;http://evil\x1b\\", "\x1b[5A", "\x1b[H", "\x1b[3;4f", "\x1b[2J", "\x1b[2K", "\x1b[3J", "\x1bc",
+    "\x1b[!p", "\x1b7", "\x1b[?1049h", "\x1b[?1000h", "\x1b[?2004l", "\x1b[6n", "\x1b[21t", "\x1b[>4;1m",
+    "\x1b[?4m", "\x1bPq#0;2;0;0;0#0~~@@vv\x1b\\", "\x1b_Gf=100;AAAA\x1b\\", "\x1b^x\x1b\\", "\x1b(0", "\x0e",
+    "\x07", "\x08\x08", "\x0c", "\x0b", "\x7f", "\x9b2J", "\x9d0;evil\x07", "\x90q\x9c", "\x85", "\x00",
+    "\x1b[12;", "\x1b", "\x1b\x1b]0;x\x07",
+)  # fmt: skip
 BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 KEPT = (
-    *("plain", "tab\tand line\nand\r", "\x1b[31mred\x1b[0m", "\x1b[1;38;5;208mbold\x1b[m"),
-    *("\x1b[38:2::1:2:3mx\x1b[39m", "Grüße, 世界, 👩‍🔬, ██▏ 10%", "[0m is no sequence"),
-)
+    "plain", "tab\tand line\nand\r", "\x1b[31mred\x1b[0m", "\x1b[1;38;5;208mbold\x1b[m",
+    "\x1b[38:2::1:2:3mx\x1b[39m", "Grüße, 世界, 👩‍🔬, ██▏ 10%", "[0m is no sequence",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("sequence", ACTED_ON, ids=ascii)

@@ -63,12 +63,17 @@ POSITIVES = [
     ("'Bearer {}'", A),
     ("{}", "hf_" + A),
     ("'{}'", "-----BEGIN RSA PRIVATE KEY-----\nMIIEow"),
-    *(
-        ("--note {}", maker + A)
-        for maker in ("ghp_", "github_pat_", "glpat-", "sk-proj-ab-cd_ef-", "xoxb-1-", "nvapi-")
-    ),
-    *(("--note {}", maker + A + rest) for maker, rest in (("sk-", A), ("sk-ant-api03-", f"-{A}"), ("AIza", A[:15]))),
-    *(("--note {}", token) for token in ("AKIA" + "ABCDEFGH12345678", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln")),
+    ("--note {}", "ghp_" + A),
+    ("--note {}", "github_pat_" + A),
+    ("--note {}", "glpat-" + A),
+    ("--note {}", "sk-proj-ab-cd_ef-" + A),
+    ("--note {}", "xoxb-1-" + A),
+    ("--note {}", "nvapi-" + A),
+    ("--note {}", "sk-" + A + A),
+    ("--note {}", "sk-ant-api03-" + A + f"-{A}"),
+    ("--note {}", "AIza" + A + A[:15]),
+    ("--note {}", "AKIA" + "ABCDEFGH12345678"),
+    ("--note {}", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln"),
     ("bash -c 'HF_TOKEN={} python train.py'", "hunter2"),
     ("bash -c 'python train.py --db-password {} --lr 1'", "hunter2"),
     ("//registry.example.org/:_authToken={}", "lovelace"),
@@ -88,14 +93,11 @@ salasana sifre şifre parola jelszó adgangskode passord parol пароль то
 암호 토큰 jeton matkhau katasandi
 """.split()  # noqa: SIM905
 POSITIVES += [(f"--{name} {{}}", "tiger7q") for name in NAMES]
-POSITIVES += [
-    (f"{name}={{}}", "tiger7q")
-    for name in (
-        *("DBPASS", "MYSQL_PASS", "MYSQL_PWD", "REDISCLI_AUTH", "DB_PASSWORT", "SENHA", "db.kennwort", "hfToken"),
-        *("WANDB_API_KEY", "MASTER_PASSWORD", "apiToken", "AWS_CREDENTIALS", "SENTRY_DSN", "DB_PIN", "HF_TOKEN"),
-        *("MY_PW", "PGPASSWORD", "MY_TOKEN_2", "db.password", "DB_PW"),
-    )
-]
+VARIABLES = """
+DBPASS MYSQL_PASS MYSQL_PWD REDISCLI_AUTH DB_PASSWORT SENHA db.kennwort hfToken WANDB_API_KEY MASTER_PASSWORD apiToken
+AWS_CREDENTIALS SENTRY_DSN DB_PIN HF_TOKEN MY_PW PGPASSWORD MY_TOKEN_2 db.password DB_PW
+""".split()  # noqa: SIM905
+POSITIVES += [(f"{name}={{}}", "tiger7q") for name in VARIABLES]
 POSITIVES += [
     ("--login {}", "ada:tiger"),
     ("--user ada:{}", "tiger"),
