@@ -254,14 +254,14 @@ def mean_shares(ranks: Sequence[RankPhases]) -> dict[str, float | None]:
     return shares
 
 
-def phase_lines(ranks: Sequence[RankPhases]) -> list[str]:
-    """Return a line on how the steps spent their time."""
+def phase_line(ranks: Sequence[RankPhases]) -> str:
+    """Return how the steps spent their time."""
     shares = mean_shares(ranks)
     known_shares = [f"{WORDS[name]} {percent(share)}" for name, share in shares.items() if share is not None]
     unknown = [WORDS[name] for name, share in shares.items() if share is None]
     words = ", ".join(known_shares) + (f"; unknown: {', '.join(unknown)}" if unknown else "")
     steps = count(max(one.steps for one in ranks), "step")
-    return [f"phases: {steps} of {milliseconds(median(one.step_s for one in ranks))}: {words}"]
+    return f"phases: {steps} of {milliseconds(median(one.step_s for one in ranks))}: {words}"
 
 
 def threads_of(ranks: Sequence[RankPhases]) -> int:
@@ -384,6 +384,5 @@ def phase_words(settings: Settings, attempt: int | None, ranks: Sequence[int]) -
             if "broken" in file.facts:
                 none = f"phases: measuring ended in rank {rank}: {str(file.facts['broken'])[:200]}"
         return terminal.note(none)
-    text = "".join(map(terminal.note, phase_lines(every)))
     finding = held_back(every, max(1, probe_cpu().usable))
-    return text + ("" if finding is None else findings_text((finding,), terminal) + "\n")
+    return terminal.note(phase_line(every)) + ("" if finding is None else findings_text((finding,), terminal) + "\n")

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from ddplaunch.machine.files import read_end
-from ddplaunch.machine.processes.process_table import read_stat
+from ddplaunch.machine.files import gpu_devices, read_end
+from ddplaunch.machine.processes.process_table import pids, read_stat
+from ddplaunch.values.words import ranks_text
 
 _RESTS_S = 0.3  # after the last output
 _READ_BYTES = 1 << 14
+#: How torch names the threads that a process group of gloo or NCCL starts.
+_OF_A_GROUP = ("gloo_", "pt_nccl_")
 #: What moves the cursor: a bar's return to the start of its line, controls, sequences other than colours.
 _MOVES = re.compile(rb"\r[^\n]|[\b\v\f]|\x1b(?!\[[\d;]*m)")
 
@@ -24,9 +29,12 @@ class StatusLine:
     something itself.
     """
 
-    def __init__(self, run: Any, console: Any, waiting: Callable[[], bytes]) -> None:
-        """``run`` and ``console`` are the guard's; ``waiting()`` returns the line until that rank has printed."""
-        self._run, self._console, self._waiting = run, console, waiting
+    def __init__(self, run: Any, console: Any, starting: Callable[[str], bytes]) -> None:
+        """``run`` and ``console`` are the guard's; ``starting(what goes on)`` is the line until that rank prints."""
+        self._run, self._console, self._starting = run, console, starting
+        self._starts = True  # until that rank has printed
+        self._on_gpu: Any = None  # the rank whose GPU is read
+        self._gpu_bytes: int | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -34,22 +42,43 @@ class StatusLine:
 
     def _look(self) -> None:
         """Read in the background, where a slow disk holds up nothing, and show the line, once a second."""
-        attempt, line, draws = self._run.latest(), self._waiting() if self._console.passing else b"", False
+        attempt, line, draws, doing = self._run.latest(), b"", False, "no output yet"
         if attempt is not None:
             folder, rank = f"{self._run.settings.node_directory}/attempt-{attempt.number}", min(attempt.ranks)
             printed = [read_end(f"{folder}/rank-{rank}.{stream}", _READ_BYTES) for stream in ("out", "err")]
             draws = any(map(_MOVES.search, printed))
+            absent = [rank for rank, life in attempt.ranks.items() if not _has_joined(f"/proc/{life.pid}/task")]
+            if 0 < len(absent) < len(attempt.ranks):
+                doing = f"waiting for {ranks_text(absent)}"
             if any(printed):
                 from ddplaunch.watch.step_rate import progress_line  # not while torch is imported: it takes 0.1 s
 
-                self._waiting = bytes
-                line = b"" if draws else progress_line(folder, rank, os.get_terminal_size(1).columns).encode()
+                self._starts, life = False, attempt.ranks[rank]
+                if life is not self._on_gpu and gpu_devices(life.pid):
+                    self._on_gpu = life
+                    _thread.start_new_thread(self._follow_gpu, (life,))
+                columns = os.get_terminal_size(1).columns
+                line = b"" if draws else progress_line(folder, rank, columns, self._gpu_bytes).encode()
+        if self._starts and self._console.passing:
+            line = self._starting(doing)
         launcher = read_stat(os.getppid())
         # its process group is the terminal's; in the background a shell may have a prompt there
         if launcher is not None and launcher.field(5) == launcher.field(8):
             self._run.loop.at(0.0, lambda: self._show(line))
         if not draws:
             self._run.loop.at(time.monotonic() + 1.0, self._begin)
+
+    def _follow_gpu(self, life: Any) -> None:
+        """Read how much memory of the rank's GPU is in use, in a thread of its own: NVML hangs with a broken driver."""
+        from ddplaunch.machine.sample import RankSample
+        from ddplaunch.watch.gpu_usage import GpuUsage
+
+        with suppress(Exception):  # a traceback would be shown between the ranks' output
+            usage, sample = GpuUsage(), RankSample(life.rank, life.local_rank, life.pid, "")
+            while life.ended_s is None:
+                (rank,), gpus = usage.sample((sample,), {life.pid: life.rank})
+                self._gpu_bytes = next((gpu.memory_used_bytes for gpu in gpus if gpu.index == rank.gpu), None)
+                time.sleep(1.0)
 
     def _show(self, line: bytes) -> None:
         console, sinks, now_s = self._console, (self._console.out, self._console.err), time.monotonic()
@@ -60,3 +89,7 @@ class StatusLine:
         ):
             console.passing = True
             console.out.put(b"\r\x1b[J" + line + b"\r")
+
+
+def _has_joined(threads: str) -> bool:
+    return any((stat := read_stat(pid, threads)) and stat.name.startswith(_OF_A_GROUP) for pid in pids(threads))

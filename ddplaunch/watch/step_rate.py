@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ from typing import Any
 from ddplaunch.machine.files import open_plain, pieces_of
 from ddplaunch.records.log_files import LOSS, STEP_BAR, STEPS
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.words import duration_text
+from ddplaunch.values.words import duration_text, size_text
 from ddplaunch.watch.phases import MOST_BYTES, PHASES, StepLine, parsed, phases_path, summed
 
 _TAIL_BYTES = 1 << 14
@@ -73,11 +72,9 @@ class _Counter:
 
     def __init__(self) -> None:
         self.points: deque[tuple[float, float]] = deque()
-        self.printed: float | None = None
         self.total: float | None = None
 
-    def note(self, at_s: float, step: float | None, printed: float | None) -> None:
-        self.printed = printed
+    def note(self, at_s: float, step: float | None) -> None:
         if step is None or (self.points and step == self.points[-1][1]):
             return
         if self.points and step < self.points[-1][1]:  # the next epoch
@@ -89,7 +86,7 @@ class _Counter:
     def rate(self, now_s: float) -> float | None:
         """Return steps per second over the window; it falls when the next step is overdue."""
         if len(self.points) < 2:
-            return self.printed
+            return None
         times = [at_s for at_s, _ in self.points]
         longest = max(later - earlier for earlier, later in pairwise(times))
         overdue = now_s - times[-1] > 2 * longest + 2
@@ -134,25 +131,18 @@ class _File:
             # a bar starts with \r, so the newest has no line end; its unit shows that it is complete
             matches = list(pattern.finditer(data, 0, len(data) if pattern is STEP_BAR else end))
             if matches:
-                counter.note(at_s, *_numbers(matches[-1]))
+                counter.note(at_s, _number(matches[-1][1]))
                 counter.total = _number(matches[-1].groupdict().get("total"))
-
-
-def _numbers(match: re.Match[bytes]) -> tuple[float | None, float | None]:
-    """Return (step, rate); only a progress bar prints a rate."""
-    if match.re is not STEP_BAR:
-        return _number(match[1]), None
-    rate = _number(match["rate"])
-    if rate and match["unit"] == b"s/it":
-        rate = round(1 / rate, 4)
-    return _number(match["step"]), rate
 
 
 _steps_of = lru_cache(1)(Steps)
 
 
-def progress_line(folder: str, rank: int, columns: int) -> str:
-    """Return how far a rank of the attempt in ``folder`` is, in less than ``columns``; "" without steps."""
+def progress_line(folder: str, rank: int, columns: int, gpu_bytes: int | None = None) -> str:
+    """Return how far a rank of the attempt in ``folder`` is, in less than ``columns``; "" without steps.
+
+    ``gpu_bytes`` is the memory in use on its GPU.
+    """
     now, parts = _steps_of(folder, (rank,)).progress(time.time()).get(rank, Progress()), []
     if now.step is not None:
         parts = [f"step {now.step:.0f}" + (f"/{now.total:.0f}" if now.total else "")]
@@ -160,6 +150,7 @@ def progress_line(folder: str, rank: int, columns: int) -> str:
             parts += [f"{rate_text(now.rate)} steps/s"]
             parts += [f"{duration_text((now.total - now.step) / now.rate)} left"] if now.total else []
         parts += [f"loss {now.loss}"] if now.loss is not None else []
+        parts += [f"GPU {size_text(gpu_bytes)}"] if gpu_bytes else []
     while parts and len(line := f"ddplaunch: {', '.join(parts)}") >= columns:
         parts.pop()
     return line if parts else ""

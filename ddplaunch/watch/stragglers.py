@@ -17,8 +17,6 @@ from ddplaunch.values.finding import Finding, warning
 from ddplaunch.values.words import count, ranks_text
 
 _LEAST_SAMPLES = 10
-_SLOWER = 0.95
-_RECENT = 10
 _SLOWED_SHARE = 0.3
 _BUSY_PERCENT, _IDLE_GPU_PERCENT, _IDLE_RANK_PERCENT = 85, 60, 50
 
@@ -33,46 +31,22 @@ def _typical(points: Iterable[Point], value: Value) -> float | None:
     return median(values) if values else None
 
 
-def _points_by_rank(samples: Iterable[Sample], attempt: int | None) -> dict[int, list[Point]]:
-    """Return the points of each rank in ``attempt``, in the order of ``samples``; ranks ascending."""
-    points: dict[int, list[Point]] = {}
-    for sample in samples:
-        for rank in sample.ranks if sample.attempt == attempt else ():
-            points.setdefault(rank.rank, []).append((rank, sample.gpu_of(rank)))
-    return dict(sorted(points.items()))
-
-
 def _training(samples: Sequence[Sample]) -> dict[int, list[Point]]:
-    """Return the points of the last attempt's ranks that have enough samples, in order.
+    """Return the points of the last attempt's ranks that have enough samples, in order; ranks ascending.
 
     If a rank's steps are known, only the points from its first to its last step count, without imports and shutdown.
     """
-    all_points = _points_by_rank(samples, max((sample.attempt for sample in samples), default=0))
-    points_by_rank = {rank: points for rank, points in all_points.items() if len(points) >= _LEAST_SAMPLES}
-    for rank, points in points_by_rank.items():
+    all_points: dict[int, list[Point]] = {}
+    for sample in samples:
+        for rank in sample.ranks if sample.attempt == samples[-1].attempt else ():
+            all_points.setdefault(rank.rank, []).append((rank, sample.gpu_of(rank)))
+    points_by_rank = {rank: points for rank, points in sorted(all_points.items()) if len(points) >= _LEAST_SAMPLES}
+    for number, points in points_by_rank.items():
         steps = [sample.step for sample, _ in points]
         moved = [at for at, (previous, now) in enumerate(pairwise(steps), 1) if now is not None and now != previous]
         if moved and moved[-1] + 1 - moved[0] >= _LEAST_SAMPLES:
-            points_by_rank[rank] = points[moved[0] : moved[-1] + 1]
+            points_by_rank[number] = points[moved[0] : moved[-1] + 1]
     return points_by_rank
-
-
-def slowest_rank(samples: Sequence[Sample]) -> int | None:
-    """Return the rank whose recent step rate is below 95 % of the others'; None if there is none or rates are unknown.
-
-    Ranks that wait for each other in every step have the same rate; then only findings show the late one.
-    """
-    if not samples:
-        return None
-    recent = _points_by_rank(samples[-_RECENT:], samples[-1].attempt)
-    rate_by_rank = {
-        rank.rank: _typical(recent[rank.rank], lambda rank, _: rank.step_rate) for rank in samples[-1].ranks
-    }
-    rates = {rank: rate for rank, rate in rate_by_rank.items() if rate is not None}
-    if len(rates) < 2:
-        return None
-    slow = min(rates, key=lambda rank: rates[rank])
-    return slow if rates[slow] < _SLOWER * median(rate for rank, rate in rates.items() if rank != slow) else None
 
 
 def gpu_throttled(samples: Sequence[Sample]) -> Iterator[Finding]:
@@ -183,15 +157,12 @@ def stragglers(samples: Sequence[Sample]) -> tuple[Finding, ...]:
     return tuple(findings)
 
 
-def late_rank(samples: Sequence[Sample], findings: Sequence[Finding]) -> int | None:
-    """Return the rank that the others wait for: the slowest, or the only one that a finding names as late."""
-    slowest = slowest_rank(samples)
+def late_rank(findings: Sequence[Finding]) -> int | None:
+    """Return the rank that the others wait for: the only one that findings name as late."""
     named = {
         place for finding in findings if finding.code in ("gpu-throttled", "loader-starved") for place in finding.where
     }
-    if slowest is None and len(named) == 1:
-        return int(named.pop().removeprefix("rank "))
-    return slowest
+    return int(named.pop().removeprefix("rank ")) if len(named) == 1 else None
 
 
 CHECKS = tuple(declare("running", rule) for rule in (gpu_throttled, loader_starved, stray_gpu_contexts))

@@ -16,7 +16,7 @@ from ddplaunch.watch.phases import (
     held_back,
     mean_shares,
     parsed,
-    phase_lines,
+    phase_line,
     phases_path,
     settled,
     summed,
@@ -82,7 +82,7 @@ def test_shares_are_of_the_time_and_unknown_where_ranks_cannot_tell() -> None:
     assert one.shares["rest"] == pytest.approx(0.05) and one.own_s == pytest.approx(0.08)
     assert one.samples_per_s == pytest.approx(80) and one.step_s == one.fastest_s == one.slowest_s == 0.1
     assert mean_shares([one, rank(1, 0.1, 0.0)])["forward"] is None
-    (text,) = phase_lines([one])
+    text = phase_line([one])
     assert text == (
         "phases: 20 steps of 100 ms: waiting for data 40 %, backward 30 %, communication 20 %, optimizer 5 %, "
         "the rest 5 %; unknown: forward"

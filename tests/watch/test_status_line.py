@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import _thread
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ddplaunch.watch import status_line
+from ddplaunch.machine.processes.process_table import read_stat
+from ddplaunch.machine.sample import GpuSample, RankSample
+from ddplaunch.watch import gpu_usage, status_line
 from ddplaunch.watch.status_line import StatusLine
 from ddplaunch.watch.step_rate import progress_line
 
@@ -23,9 +28,11 @@ def test_what_it_says_fits_into_the_terminal(tmp_path: Path) -> None:
             file.write(text)
         os.utime(path, (now_s - ago_s, now_s - ago_s))
         progress_line(str(tmp_path), 0, 80)
-    whole = "ddplaunch: step 20/40, 5 steps/s, 4.0 s left, loss nan"
-    shown = {columns: progress_line(str(tmp_path), 0, columns) for columns in (80, 55, 54, 40, 22, 21, 0)}
-    assert list(shown.values()) == [whole, whole, whole[:-10], whole[:32], whole[:21], "", ""]
+    whole = "ddplaunch: step 20/40, 5 steps/s, 4.0 s left, loss nan, GPU 32 GiB"
+    lengths = {80: 66, 67: 66, 66: 54, 55: 54, 54: 44, 40: 32, 22: 21, 21: 0, 0: 0}
+    for columns, length in lengths.items():
+        assert progress_line(str(tmp_path), 0, columns, 32 << 30) == whole[:length]
+    assert progress_line(str(tmp_path), 0, 80) == whole[:54]
     path.write_text("no step\n")
     assert progress_line(str(tmp_path), 1, 80) == "", "a rank without a file"
 
@@ -33,18 +40,21 @@ def test_what_it_says_fits_into_the_terminal(tmp_path: Path) -> None:
 class Launch:
     """A guard's run and its console, of which rank 0 has printed ``printed``."""
 
-    def __init__(self, folder: Path, printed: bytes) -> None:
-        (folder / "attempt-0").mkdir()
+    def __init__(self, folder: Path, printed: bytes, pids: Iterable[int]) -> None:
+        (folder / "attempt-0").mkdir(exist_ok=True)
         (folder / "attempt-0" / "rank-0.out").write_bytes(printed)
         self.settings, self.loop = SimpleNamespace(node_directory=str(folder)), self
         self.passing, self.shown, self.looks = False, list[bytes](), 0
+        self.ranks = {
+            rank: SimpleNamespace(rank=rank, local_rank=rank, pid=pid, ended_s=None) for rank, pid in enumerate(pids)
+        }
         self.out, self.err = (
             SimpleNamespace(at_line_start=True, writer=SimpleNamespace(pending=0, moved_s=0.0), put=self.shown.append)
             for _ in range(2)
         )
 
     def latest(self) -> Any:
-        return SimpleNamespace(number=0, ranks=(0, 1))
+        return SimpleNamespace(number=0, ranks=self.ranks)
 
     def aside(self, work: Callable[[], None], _: str) -> None:
         work()
@@ -63,17 +73,19 @@ class Launch:
 def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Launch]:
     """What a launch shows whose rank 0 has printed this, with ``changes`` to the console's streams."""
 
-    def launch(printed: bytes, *, group: int = 7, passing: bool = False, **changes: Any) -> Launch:
+    def launch(
+        printed: bytes, *, group: int = 7, passing: bool = False, pids: Iterable[int] = (-1, -1), **changes: Any
+    ) -> Launch:
         stat = SimpleNamespace(field=lambda number: {5: 7, 8: group}[number])
-        monkeypatch.setattr(status_line, "read_stat", lambda _: stat)
+        monkeypatch.setattr(status_line, "read_stat", lambda pid, *proc: read_stat(pid, *proc) if proc else stat)
         monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((80, 24)))
-        run = Launch(tmp_path, printed)
+        run = Launch(tmp_path, printed, pids)
         run.passing = passing
         for name, value in changes.items():
             stream, _, attribute = name.partition("_")
             sink = getattr(run, stream)
             setattr(sink if hasattr(sink, attribute) else sink.writer, attribute, value)
-        StatusLine(run, run, lambda: b"waiting")
+        StatusLine(run, run, str.encode)
         return run
 
     return launch
@@ -117,5 +129,47 @@ def test_after_the_end_it_is_erased(shown: Callable[..., Launch], monkeypatch: p
     assert (len(run.shown), run.passing) == (1, False)
 
 
-def test_until_the_first_output_it_says_how_long_it_takes(shown: Callable[..., Launch]) -> None:
-    assert shown(b"", passing=True).shown == [b"\r\x1b[Jwaiting\r"]
+def test_until_the_first_output_it_says_what_a_launch_waits_for(shown: Callable[..., Launch]) -> None:
+    """A rank has come up with its first process group, for which gloo and NCCL start threads of known names."""
+    named, over, here = threading.Event(), threading.Event(), os.getpid()
+
+    def join() -> None:
+        Path("/proc/thread-self/comm").write_text("gloo_tcp_loop")
+        named.set()
+        over.wait()
+
+    thread = threading.Thread(target=join)
+    thread.start()
+    named.wait()
+    try:
+        for pids, text in (
+            ((here, -1, here, -1), "waiting for ranks 1, 3"),
+            ((here, here), "no output yet"),
+            ((-1, -1), "no output yet"),
+        ):
+            assert shown(b"", passing=True, pids=pids).shown == [f"\r\x1b[J{text}\r".encode()]
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_the_memory_of_the_gpu_of_the_first_rank(shown: Callable[..., Launch], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read in a thread of its own, which ends with the rank."""
+    begun: list[Callable[[], None]] = []
+    monkeypatch.setattr(status_line, "gpu_devices", lambda pid: ["/dev/nvidiactl"] if pid == 7 else [])
+    monkeypatch.setattr(_thread, "start_new_thread", lambda work, words: begun.append(lambda: work(*words)))
+    run = shown(b"step 3/9\n", pids=(7, 8))
+    run.again()
+    (follow,) = begun
+
+    def sample(ranks: Sequence[RankSample], by_pid: Mapping[int, int]) -> Any:
+        assert by_pid == {7: 0}
+        run.ranks[0].ended_s = 1.0
+        return [replace(rank, gpu=3) for rank in ranks], [GpuSample(2), GpuSample(3, memory_used_bytes=5 << 30)]
+
+    monkeypatch.setattr(gpu_usage, "GpuUsage", lambda: SimpleNamespace(sample=sample))
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    follow()
+    run.again()
+    assert run.shown[-1] == b"\r\x1b[Jddplaunch: step 3/9, GPU 5 GiB\r"
+    assert shown(b"step 3/9\n", pids=(8, 7)).shown and len(begun) == 1

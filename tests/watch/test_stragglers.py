@@ -9,7 +9,7 @@ import pytest
 
 from ddplaunch.machine.sample import HostSample, Sample
 from ddplaunch.values.finding import Finding
-from ddplaunch.watch.stragglers import CHECKS, late_rank, slowest_rank, stragglers
+from ddplaunch.watch.stragglers import CHECKS, late_rank, stragglers
 from tests.cli.cli_calls import Call, call, folder
 from tests.watch.metrics_samples import GIB, run_samples, with_gpu, with_rank
 
@@ -80,16 +80,11 @@ def test_contexts_on_the_gpu_of_another_rank() -> None:
     assert finding.what == "ranks 1-3 hold memory on GPU 0, which is rank 0's"
 
 
-def test_the_slowest_rank() -> None:
-    assert slowest_rank([]) is None and slowest_rank(run_samples()) is None
-    assert slowest_rank(with_rank(run_samples(), 2, step_rate=9.1)) == 2
-    assert slowest_rank(with_rank(run_samples(), 2, step_rate=None)) is None
+def test_the_late_rank_is_the_only_one_that_findings_name() -> None:
     starved = with_gpu(with_rank(run_samples(), 3, workers_cpu_percent=390.0), 3, utilization_percent=31)
-    assert slowest_rank(starved) is None and late_rank(starved, stragglers(starved)) == 3  # the others wait for it
-    assert late_rank(run_samples(), ()) is None
-    jitter = run_samples()
-    jitter[-1] = with_rank(jitter[-1:], 1, step_rate=6.0)[0]  # one late sample
-    assert slowest_rank(jitter) is None
+    assert late_rank(stragglers(starved)) == 3 and late_rank(()) is None
+    hot = with_gpu(starved, 1, slowdowns=("hardware slowdown",))
+    assert len(stragglers(hot)) == 2 and late_rank(stragglers(hot)) is None
 
 
 def test_every_rule_describes_itself(call: Call) -> None:

@@ -96,7 +96,7 @@ class GuardedRun:
             from ddplaunch.watch.status_line import StatusLine
 
             self._console.passing = True
-            StatusLine(run, self._console, lambda: starting_line("no output yet"))
+            StatusLine(run, self._console, starting_line)
 
     def guard(self) -> int:
         """Guard the run until it has ended and none of its processes is left; return its exit status."""

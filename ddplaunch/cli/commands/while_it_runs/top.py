@@ -145,9 +145,8 @@ def _view(watched: Watched, header: _About, keys: str = "") -> TopView:
         notes += ("no rank has started yet, or may be seen",)
     if sample.no_gpus and header.run.device == "cuda":
         notes += (f"no GPUs: {sample.no_gpus}",)
-    behind_rank = late_rank(tuple(watched.samples), watched.findings)
     words = (*header.words(watched.ended), *watched.curve(), keys)
-    return TopView(sample, words, notes, watched.findings, behind_rank, Terminal.of(sys.stdout))
+    return TopView(sample, words, notes, watched.findings, late_rank(watched.findings), Terminal.of(sys.stdout))
 
 
 def _value(watched: Watched, header: _About) -> dict[str, Any]:
@@ -156,7 +155,7 @@ def _value(watched: Watched, header: _About) -> dict[str, Any]:
         "schema": 2,
         "run_id": header.run.run_id,
         **plain(watched.samples[-1]),
-        "late": late_rank(tuple(watched.samples), watched.findings),
+        "late": late_rank(watched.findings),
         "findings": [
             {"code": finding.code, "what": finding.what, "fix": finding.fix, "where": finding.where}
             for finding in watched.findings
