@@ -70,15 +70,19 @@ def install_peers(folder: Path) -> Path:
     Raises subprocess.CalledProcessError. DeepSpeed builds nothing without ``DS_BUILD_OPS``.
     """
     programs = folder / "bin"
-    if not (programs / "deepspeed").exists():
+    missing = [name for name in _PEERS.values() if not (programs / name).exists()]
+    if missing:
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
         python = str(programs / "python")
         ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
         site = subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True).stdout.strip()
         Path(site, "torch_beside.pth").write_text(sysconfig.get_path("purelib") + "\n")
-        pip = [python, "-m", "pip", "install", "--quiet"]
-        subprocess.run([*pip, "accelerate", "ninja", "py-cpuinfo", "setuptools", "wheel"], check=True)
-        subprocess.run([*pip, "--no-build-isolation", "deepspeed"], check=True, env={**os.environ, "DS_BUILD_OPS": "0"})
+        pip = [python, "-m", "pip", "install", "--quiet", "--no-build-isolation"]
+        environ = {**os.environ, "DS_BUILD_OPS": "0"}
+        subprocess.run([*pip, "ninja", "py-cpuinfo", "setuptools", "wheel"], check=True)
+        subprocess.run([*pip, *missing], check=True, env=environ)  # with what they need, unless it is beside
+        # one that is installed beside is satisfied for pip, which then makes no program of it here
+        subprocess.run([*pip, "--ignore-installed", "--no-deps", *missing], check=True, env=environ)
     return programs
 
 

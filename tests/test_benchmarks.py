@@ -11,7 +11,7 @@ from benchmarks import gpu
 from benchmarks.explain import fault_cases, read_answers, scored
 from benchmarks.fault_sets import LAUNCHES, faults_of, logs
 from benchmarks.fault_sets.__main__ import answer, sums_of
-from benchmarks.launchers import COLD, DEEPSPEED, TORCHRUN, WARM
+from benchmarks.launchers import COLD, DEEPSPEED, TORCHRUN, WARM, install_peers, launchers
 from benchmarks.launches import FIGURES
 from benchmarks.rounds import Launches, judge_launches, launches_text
 from ddplaunch import __version__
@@ -91,3 +91,28 @@ def test_the_figures_that_are_printed_follow_from_what_was_taken(tmp_path: Path)
         lines = ({"id": case["id"], "code": code or case["codes"][0], "rank": case["rank"]} for case in cases)
         answers.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
         assert figures in scored(read_answers(answers)).splitlines()[-1]
+
+
+def test_each_peer_gets_its_program_though_it_is_installed_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pip for which every package is satisfied by the environment beside it, as accelerate is by that of tests."""
+    calls = []
+
+    def run(argv: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        calls.append(argv)
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        for word in argv if "--ignore-installed" in argv else ():
+            if word in ("accelerate", "deepspeed"):
+                (tmp_path / "bin" / word).touch()
+        return subprocess.CompletedProcess(argv, 0, str(tmp_path))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    for before in (), ("deepspeed",), ("accelerate", "deepspeed"):
+        for path in (tmp_path / "bin").glob("*"):
+            if path.name not in before:
+                path.unlink()
+        calls.clear()
+        assert not any(launcher.missing for launcher in launchers(install_peers(tmp_path)))
+        new = {"accelerate", "deepspeed"} - {*before}
+        assert bool(calls) == bool(new) and all(new <= {*argv} and not {*before} & {*argv} for argv in calls[-2:])
