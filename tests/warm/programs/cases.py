@@ -1,7 +1,8 @@
 """What a script can observe of its process: each item of the dicts below is a case; writes $PROBE/RANK.json.
 
 Cases are asked before `import torch`, and if the first argument is `torch`, after it as well. Apart from the answers
-there is what two ranks never share. Where $PROBE has a file `trains`, small models are trained as well (trainings.py).
+there is what two ranks never share. With `torch` ranks 0 and 1 train small models as well (trainings.py), if there is
+another rank, and that one sets variables for torch (early.py).
 """
 
 from __future__ import annotations
@@ -358,6 +359,11 @@ def of_torch() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    three = os.environ.get("WORLD_SIZE") == "3"
+    if three and os.environ["RANK"] == "2":
+        if WITH_TORCH:
+            importlib.import_module("early")
+        sys.exit()
     answers = {f"{name} before": value for each in (interpreter, process, libraries, only_before)
                for name, value in each().items()}  # fmt: skip
     chance: dict[str, Any] = {"random": random.random(), "key": multiprocessing.current_process().authkey.hex()}
@@ -371,5 +377,5 @@ if __name__ == "__main__":
                     for name, value in each().items()}  # fmt: skip
     told = {"answers": answers, "chance": chance, "frozen": gc.get_freeze_count()}
     Path(os.environ["PROBE"], f"{os.environ['RANK']}.json").write_text(json.dumps(told, default=str))
-    if Path(os.environ["PROBE"], "trains").exists():
+    if three and WITH_TORCH:
         importlib.import_module("trainings").main()

@@ -1,15 +1,14 @@
-"""Sets the variables of its arguments, NAME=VALUE, before `import torch`; writes what torch made of them.
+"""Sets the variables in $EARLY, NAME=VALUE, before `import torch`; writes what torch made of them.
 
 The source has no name, so that nothing but the rank itself can notice them.
 """
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
-os.environ.update({word.partition("=")[0]: word.partition("=")[2] for word in sys.argv[1:]})
+os.environ.update({word.partition("=")[0]: word.partition("=")[2] for word in os.environ["EARLY"].split()})
 
 import ctypes
 import logging
@@ -39,4 +38,4 @@ answers = {
     "debug level": str(distributed.get_debug_level()),
     "log level": logging.getLogger("torch._dynamo").getEffectiveLevel(),
 }
-Path(os.environ["PROBE"], "0.json").write_text(json.dumps(answers))
+Path(os.environ["PROBE"], f"{os.environ['RANK']}.json").write_text(json.dumps(answers))

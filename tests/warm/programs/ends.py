@@ -1,12 +1,15 @@
 """Ways in which a script can end; the first argument names one."""
 
 import atexit
+import faulthandler
 import importlib
 import os
 import signal
 import sys
 import threading
 import time
+import traceback
+import warnings
 from typing import Any
 
 
@@ -59,12 +62,6 @@ def waits_for_thread() -> None:
     print("main done")
 
 
-def thread_raises() -> None:
-    thread = threading.Thread(target=lambda: 1 / 0)
-    thread.start()
-    thread.join()
-
-
 def hooked() -> None:
     sys.excepthook = lambda kind, value, trace: print("hook", kind.__name__, value, trace is not None)
     raise ValueError("for the hook")
@@ -85,27 +82,6 @@ def handler_fails() -> None:
     atexit.register(at_exit)
 
 
-def warns() -> None:
-    import warnings
-
-    warnings.warn("first", stacklevel=1)
-    warnings.warn("far", stacklevel=9)
-
-
-def recurses() -> None:
-    def depth(level: int) -> int:
-        try:
-            return depth(level + 1)
-        except RecursionError:
-            return level
-
-    import inspect
-    import traceback
-
-    print(depth(0) // 100, len(inspect.stack()))
-    traceback.print_stack()
-
-
 def breaks_pipe() -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -120,15 +96,7 @@ def aborts() -> None:
     os.abort()
 
 
-def stack_at_exit() -> None:
-    import traceback
-
-    atexit.register(traceback.print_stack)
-
-
 def stack_of_last_object() -> None:
-    import faulthandler
-
     class Last:
         def __del__(self, dump: Any = faulthandler.dump_traceback, stream: int = 2) -> None:
             dump(stream)
@@ -157,9 +125,20 @@ def raises_at_import() -> None:
     importlib.import_module("package.raises")
 
 
-def dumps_stacks() -> None:
-    import faulthandler
+def told_in_handler() -> None:
+    def told(number: int, frame: object) -> None:
+        traceback.print_stack()
+        raise SystemExit(number)
 
+    signal.signal(signal.SIGTERM, told)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(10)
+
+
+def goes_on() -> None:
+    thread = threading.Thread(target=lambda: 1 / 0)
+    thread.start()
+    thread.join()
     up, hold = threading.Lock(), threading.Lock()
     up.acquire(), hold.acquire()
     # on one line, so that it does not matter how far the thread is
@@ -169,70 +148,35 @@ def dumps_stacks() -> None:
     faulthandler.dump_traceback(sys.stderr)
     hold.release()
     thread.join()
-
-
-def told_in_handler() -> None:
-    def told(number: int, frame: object) -> None:
-        import traceback
-
-        traceback.print_stack()
-        raise SystemExit(number)
-
-    signal.signal(signal.SIGTERM, told)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(10)
-
-
-def logs() -> None:
-    import logging
-
-    logging.warning("before it is set up")
-    logging.basicConfig(format="%(processName)s %(threadName)s %(module)s:%(lineno)d %(message)s", level="INFO")
-    logging.info("in the root logger")
-
-
-def warns_in_its_own_way() -> None:
-    import warnings
-
-    globals().pop("noisy")  # known: what only a module of before the fork holds may not be collected at the end
+    warnings.warn("first", stacklevel=1)
+    warnings.warn("far", stacklevel=9)
     warnings.showwarning = lambda message, category, *_: print("shown", message, category.__name__)
+    globals().pop("noisy")  # known: what only a module of before the fork holds may not be collected at the end
     warnings.warn("mine", DeprecationWarning, stacklevel=1)
     for _ in range(2):
         warnings.warn("only once from here", stacklevel=1)
 
 
-def is_finalized() -> None:
-    import weakref
-
-    thing = type("Thing", (), {})()
-    weakref.finalize(thing, print, "finalized")
-    globals()["kept"] = thing
-
-
-def daemon_thread() -> None:
-    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
-    print("left behind")
-
-
-def asynchronous() -> None:
+def uses_libraries() -> None:
     import asyncio
+    import weakref
+    from multiprocessing.shared_memory import SharedMemory
 
     async def answer() -> str:
         child = await asyncio.create_subprocess_exec(sys.executable, "-c", "raise SystemExit(5)")
         return f"{await child.wait()} {await asyncio.to_thread(os.getpid) == os.getpid()}"
 
     print(asyncio.run(answer()))
-
-
-def shared_memory() -> None:
-    from multiprocessing.shared_memory import SharedMemory
-
     memory = SharedMemory(create=True, size=10)
     assert memory.buf is not None
     memory.buf[0] = 7
     print(memory.buf[0])
     memory.close()
     memory.unlink()
+    kept = globals()["kept"] = type("Thing", (), {})()
+    weakref.finalize(kept, print, "finalized")
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    atexit.register(traceback.print_stack)
 
 
 def restarts_itself() -> None:

@@ -121,7 +121,7 @@ def averaged_by_hand_in_the_order_of_a_set() -> Iterator[float]:
 
 
 def main() -> None:
-    distributed.init_process_group("gloo")
+    distributed.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=2)
     losses = {}
     for number, function in enumerate(TRAININGS):
         torch.manual_seed(number)
