@@ -68,10 +68,11 @@ launcher-lost: The launcher of a run over several hosts died without recording w
 host-silent: The session with a host ended while a command was asking it about a run
     `logs`, `stacks` and `top` use their own connection to each host; the run does not depend on it. Remedy: check that
     the host can be reached, and repeat the command.
-hosts-not-connected: Hosts cannot reach the first host's port
-    All ranks meet at rank 0's host, so each host connects to it before anything starts. A firewall, a missing route or
-    a separate network prevents that. Remedy: `--master-addr` with an address that all hosts reach, or `--master-port`
-    if only some ports are open.
+hosts-not-connected: Hosts cannot reach the first host's port, or the first host theirs
+    All ranks meet at rank 0's host, so each host connects to it before anything starts; then ranks connect to each
+    other on every host, at ports that the kernel chooses. A firewall, a missing route or a separate network prevents
+    that. Remedy: `--master-addr` with an address that all hosts reach, or `--master-port` if only some ports are open
+    there; let TCP through between the hosts.
 hosts-left-out: The job has further hosts, and nothing starts the launch there
     PBS and LSF start a command on the first host of a job alone. Remedy: `--hosts` starts the others by ssh;
     `--nnodes 1` trains on this host.

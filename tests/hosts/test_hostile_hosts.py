@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from ddplaunch.comm.inbound import connected
 from ddplaunch.hosts.json_lines import message_in
 from ddplaunch.hosts.session import collect
 from ddplaunch.hosts.session.answers import Question
@@ -108,6 +109,14 @@ def test_who_keeps_hosts_from_meeting(
     others = (Told(name, reached=found) for name, found in zip("bc", routes, strict=True))
     (finding,) = links.run(meet([cast(Link, peer) for peer in (Told("a", **first), *others)], None, None))  # type: ignore[misc]
     assert (finding.code, finding.where) == (code, where)
+
+
+def test_the_host_that_takes_no_connection_is_named(links: Links) -> None:
+    """`b` and `c` reach the first host, which reaches `b` alone."""
+    peers = [Told("a", listening=AT, reached=[["10.0.0.2", "10.0.0.1", "10.0.0.2"]])]
+    peers += [Told(name, reached=[["10.0.0.1", f"10.0.0.{own}", "10.0.0.1"]]) for name, own in (("b", 2), ("c", 3))]
+    (finding,) = links.run(connected([cast(Link, peer) for peer in peers], None, None))  # type: ignore[misc]
+    assert (finding.code, finding.where) == ("hosts-not-connected", ("c",))
 
 
 def test_a_question_to_such_a_host_is_answered_by_a_finding() -> None:

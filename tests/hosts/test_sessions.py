@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.cli.hosts.serve import send_record
+from ddplaunch.comm.inbound import connected
 from ddplaunch.hosts.json_lines import GREETING, LineReader, json_line, message_in
 from ddplaunch.hosts.session import start_hosts
 from ddplaunch.hosts.session.answers import Answers, Question, reached
@@ -29,6 +30,7 @@ from ddplaunch.planning.hosts_plan import Meeting
 from ddplaunch.records.hosts_record import Pieces
 from tests.agent.guarded import runs, until
 from tests.hosts.launching import SERVICE, links, stand_in
+from tests.ports import free_port
 
 __all__ = ["links"]  # a fixture
 
@@ -175,7 +177,7 @@ def test_hosts_answer_with_their_facts_and_meet(links: Links, tmp_path: Path, mo
         assert report.sources == (("train.py", report.script), ("lacking.py", "missing"))
         assert report.sources_here == sources[:1]
         assert abs(report.clock_ahead_s) <= report.clock_unsure_s + 0.1
-    meeting = links.run(meet(gathered.links, None, "127.0.0.1"))
+    meeting = links.run(connected(gathered.links, None, "127.0.0.1"))
     assert isinstance(meeting, Meeting) and meeting.local == ("127.0.0.1", "127.0.0.1")
     taken = links.run(meet(gathered.links, meeting.port, "127.0.0.1"))
     assert isinstance(taken, Meeting) and taken.port == meeting.port  # the first meeting gave it back
@@ -183,6 +185,15 @@ def test_hosts_answer_with_their_facts_and_meet(links: Links, tmp_path: Path, mo
     assert (elsewhere.cwd_problem, elsewhere.sources) == ("No such file or directory", ())
     (apart,) = links.run(meet(gathered.links, None, "127.255.0.9 "))  # type: ignore[misc]
     assert (apart.code, apart.where) == ("hosts-not-connected", ("host-b",))
+    with socket.socket() as one, socket.socket() as other:
+        for taken_port in (one, other):
+            taken_port.bind(("", 0))  # and takes no connection
+        ports = one.getsockname()[1], other.getsockname()[1]
+        monkeypatch.setattr("ddplaunch.comm.inbound._PORTS", ports)
+        (deaf,) = links.run(connected(gathered.links, None, "127.0.0.1"))  # type: ignore[misc]
+        monkeypatch.setattr("ddplaunch.comm.inbound._PORTS", (ports[0], free_port()))
+        assert isinstance(links.run(connected(gathered.links, None, "127.0.0.1")), Meeting), "one port is enough"
+    assert (deaf.code, deaf.where) == ("hosts-not-connected", ("host-b",))
 
 
 def test_a_port_at_which_another_program_answers_is_not_reached() -> None:

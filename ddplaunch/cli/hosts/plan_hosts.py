@@ -22,6 +22,7 @@ from ddplaunch.cli.prepare import (
     script_report,
     situation_of,
 )
+from ddplaunch.comm.inbound import connected
 from ddplaunch.hosts.hostlist import Host, chosen, from_file, from_words
 from ddplaunch.hosts.session.answers import Question, digest_of_file
 from ddplaunch.hosts.session.collect import Gathered, ask_all, meet
@@ -166,7 +167,8 @@ class LaunchedHosts:
     def meeting(self, gathered: Gathered) -> Meeting | tuple[Finding, ...]:
         """Return where the hosts that answered meet, or findings that explain why they cannot."""
         port, address = value_of(self._options.master_port, None), value_of(self._options.master_addr, None)
-        return self._links.run(meet(gathered.links, port, address))
+        meeting = connected if checked(self._options) else meet
+        return self._links.run(meeting(gathered.links, port, address))
 
     def plan(self, gathered: Gathered) -> Planned:
         """Decide each host's part and check it. Raises RefusedError where the hosts cannot meet."""

@@ -60,13 +60,13 @@ class Answers:
         what = order["what"]
         if what == "clock":
             return {**order, "wall": time.time()}
+        if what == "reach":
+            return {"reached": reached(order["addresses"], int(order["port"]), str(order["nonce"]))}
         self.close_meeting()
         if what == "facts":
             return facts(codec.from_plain(order["question"], Question))
         if what == "listen":
             return {"listening": codec.plain(self._listen(order))}
-        if what == "reach":
-            return {"reached": reached(order["addresses"], int(order["port"]), str(order["nonce"]))}
         raise ValueError(f"this host's ddplaunch cannot answer `{what}`")
 
     def _listen(self, order: dict[str, Any]) -> Listening:

@@ -113,7 +113,7 @@ def clock_of(beat: Mapping[str, Any], now_s: float) -> tuple[float, float]:
     return wall - (sent + now_s) / 2, max(0.0, (now_s - sent) / 2)
 
 
-def _routes(reply: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+def routes_in(reply: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Return for each address of the first host the two ends of another host's connection to it."""
     with suppress(ValueError, RecursionError):
         routes = codec.from_plain(reply.get("reached"), tuple[tuple[str, str, str], ...])
@@ -150,7 +150,7 @@ async def meet(links: Sequence[Link], port: int | None, address: str | None) -> 
     addresses = [address] if address else listening.addresses
     question = {"what": "reach", "addresses": addresses, "port": listening.port, "nonce": nonce}
     answers = await replies(other_links, question, _MEET_S)
-    routes = {link.name: _routes(answers.get(link, {})) for link in other_links}
+    routes = {link.name: routes_in(answers.get(link, {})) for link in other_links}
     for candidate in addresses:
         if all(candidate in of_host for of_host in routes.values()):
             numbers = {of_host[candidate][1] for of_host in routes.values()}
