@@ -210,9 +210,13 @@ LAUNCHERS = (
     *(
         silent("script-is-launcher", launch=launch)
         for launch in (
-            *(given("--x"), module("my.launcher", ""), executable("train.py", "-m torch.distributed.run", "python")),
-            *(executable("llamafactory-cli", "chat a.yaml"), executable("train.py", "composer", "uv", "run")),
-            *(executable("bash", "train.sh"), healthy_launch(target=None)),
+            given("--x"),
+            module("my.launcher", ""),
+            executable("train.py", "-m torch.distributed.run", "python"),
+            executable("llamafactory-cli", "chat a.yaml"),
+            executable("train.py", "composer", "uv", "run"),
+            executable("bash", "train.sh"),
+            healthy_launch(target=None),
         )
     ),
 )
@@ -257,8 +261,10 @@ NOT_RECEIVED = (
     *(
         unseen_is(f"{unseen} … for it was found; … read `{name}`", "warning", launch=lacking((name, value)))
         for name, value, unseen in (
-            *(("batch_size", "8", "the batch size 8"), ("accum", "4", "the accumulation of 4")),
-            *(("lr", "0.1", "the learning rate 0.1"), ("warmup_steps", "500", "the warmup of 500 steps")),
+            ("batch_size", "8", "the batch size 8"),
+            ("accum", "4", "the accumulation of 4"),
+            ("lr", "0.1", "the learning rate 0.1"),
+            ("warmup_steps", "500", "the warmup of 500 steps"),
         )
     ),
     unseen_is("accumulation of 2 and the … for them … read `accum` and `lr`", "warning", launch=BOTH),

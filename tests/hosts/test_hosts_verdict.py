@@ -50,37 +50,37 @@ TOLD = outcome(0, "terminated", rank(0, T + 1, None, "SIGTERM", "launcher"))
 
 
 @pytest.mark.parametrize(
-    ("ends", "outcomes", "state", "status", "host", "code"),
+    ("ends", "outcomes", "expected"),
     [
-        ([HostEnd(0, "a", 0), HostEnd(1, "b", 0)], (), "succeeded", 0, "a", None),
+        ([HostEnd(0, "a", 0), HostEnd(1, "b", 0)], (), ("succeeded", 0, "a", None)),
         (  # the earliest failure of a rank itself counts
             [HostEnd(0, "a", 1), HostEnd(1, "b", 137)],
             (outcome(0, "failed", rank(0, T + 5.2, 1)), outcome(1, "failed", rank(1, T + 5.0, None, "SIGKILL"))),
-            *("failed", 137, "b", "killed"),
+            ("failed", 137, "b", "killed"),
         ),
         (
             [HostEnd(0, "a", 143, told=15), HostEnd(1, "b", None, lost=SILENT, heard_s=T + 10)],
             (TOLD,),
-            *("failed", 1, "b", "host-lost"),
+            ("failed", 1, "b", "host-lost"),
         ),
         (  # a failure before a host was lost counts
             [HostEnd(0, "a", 3), HostEnd(1, "b", None, lost="its ssh session ended", heard_s=T + 10)],
             (outcome(0, "failed", rank(0, T + 5, 3)),),
-            *("failed", 3, "a", "unknown"),
+            ("failed", 3, "a", "unknown"),
         ),
         # nothing but a status is known
-        ([HostEnd(0, "a", 0), HostEnd(1, "b", 5)], (), "failed", 5, "b", "unknown"),
-        ([HostEnd(0, "a", 143, told=15), HostEnd(1, "b", 4)], (), "failed", 4, "b", "host-refused"),
+        ([HostEnd(0, "a", 0), HostEnd(1, "b", 5)], (), ("failed", 5, "b", "unknown")),
+        ([HostEnd(0, "a", 143, told=15), HostEnd(1, "b", 4)], (), ("failed", 4, "b", "host-refused")),
         # hosts that are lost at once are not blamed, and of others the first one is
         (
             [HostEnd(node, name, None, lost=SILENT, heard_s=T + node / 10) for node, name in enumerate("ab")],
             (),
-            *("failed", 1, "a", "launcher-cut-off"),
+            ("failed", 1, "a", "launcher-cut-off"),
         ),
         (
             [HostEnd(node, name, None, lost=SILENT, heard_s=T + node * 60) for node, name in enumerate("ab")],
             (),
-            *("failed", 1, "a", "host-lost"),
+            ("failed", 1, "a", "host-lost"),
         ),
     ],
 )
@@ -88,14 +88,10 @@ def test_who_is_to_blame(
     tmp_path: Path,
     ends: list[HostEnd],
     outcomes: tuple[RunOutcome, ...],
-    state: str,
-    status: int,
-    host: str,
-    code: str | None,
+    expected: tuple[str, int, str, str | None],
 ) -> None:
     found = verdict(tmp_path, ends, {each.node: each for each in outcomes})
-    assert (found.state, found.exit_status, found.host) == (state, status, host)
-    assert (found.diagnosis and found.diagnosis.code) == code
+    assert (found.state, found.exit_status, found.host, found.diagnosis and found.diagnosis.code) == expected
     kept = {each.node for each in outcomes}
     missing = [end.name for end in ends if end.node not in kept and end.status != 4]  # a refused host has no record
     assert found.notes == tuple(f"{name}: its record was not brought" for name in missing)
