@@ -35,7 +35,7 @@ from ddplaunch.agent.torch_patches import (
     spare_children_of_ranks,
     wait_for_ranks,
 )
-from ddplaunch.machine.hardware import OOM_KILLS_BEFORE, oom_kills
+from ddplaunch.machine.cgroups import OOM_KILLS_BEFORE, oom_kills
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.directory import metrics_path, note_path, through_path
 from ddplaunch.records.own.run_lock import end_with_this_program, set_aside

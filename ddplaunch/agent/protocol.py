@@ -26,12 +26,22 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
 _MESSAGE_BYTES = 1 << 16  # what is longer travels as a file in memory, the first descriptor
 _DESCRIPTORS = 250  # the kernel passes 253 at once (SCM_MAX_FD)
+
+
+#: Signals that batch systems may send to every process of a job; the guard must survive them.
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGTSTP", "SIGTTOU", "SIGTTIN", "SIGPIPE", "SIGALRM")
+IGNORED = tuple(map(signal.Signals.__getitem__, _NAMES))
+#: Signals that tell torchrun to end.
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+#: Signals by which schedulers announce an end, or that users define: passed on to ranks that catch them.
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Rank(TypedDict):

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ddplaunch.machine import files
+from ddplaunch.machine.cgroups import levels
 from ddplaunch.machine.facts import CpuLayout, NumaNode, NvmlFacts
-from ddplaunch.machine.hardware import levels
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import numbers_of
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.machine import deadline, hardware
+from ddplaunch.machine import cgroups, deadline
 from ddplaunch.machine.facts import MemoryFacts, ShmFacts
 from ddplaunch.machine.hardware import probe_cpu, probe_limits, probe_memory, probe_shm
 from ddplaunch.values.resolved import Unavailable
@@ -62,7 +62,7 @@ def test_v1_cpu(tmp_path: Path) -> None:
 
 def test_membership_outside_of_the_namespace_uses_the_mounts_top(tmp_path: Path) -> None:
     root = v2(tmp_path, {"cpu.max": "100000 100000\n"}, membership="0::/../../other\n")
-    assert hardware.levels("cpu", root).folders == (f"{root}/sys/fs/cgroup",)
+    assert cgroups.levels("cpu", root).folders == (f"{root}/sys/fs/cgroup",)
     assert probe_cpu(root).quota_cpus == 1.0
 
 
@@ -109,7 +109,7 @@ def test_this_machine(tmp_path: Path) -> None:
 
 @pytest.mark.root
 def test_a_real_cgroup_with_a_quota() -> None:
-    base = hardware.levels("cpu")
+    base = cgroups.levels("cpu")
     folder = Path(base.folders[0] if base.folders else "/nowhere") / "ddplaunch-test"
     try:
         folder.mkdir()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import _thread
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +21,7 @@ from ddplaunch.machine.sample import GpuSample, RankSample
 from ddplaunch.watch import gpu_usage, status_line
 from ddplaunch.watch.status_line import StatusLine
 from ddplaunch.watch.step_rate import progress_line
+from tests.source import PACKAGE
 
 
 def test_what_it_says_fits_into_the_terminal(tmp_path: Path) -> None:
@@ -173,3 +176,12 @@ def test_the_memory_of_the_gpu_of_the_first_rank(shown: Callable[..., Launch], m
     run.again()
     assert run.shown[-1] == b"\r\x1b[Jddplaunch: step 3/9, GPU 5 GiB\r"
     assert shown(b"step 3/9\n", pids=(8, 7)).shown and len(begun) == 1
+
+
+def test_the_guard_stays_light_with_it() -> None:
+    modules = "ddplaunch.agent.guard.guard, ddplaunch.watch.status_line, sys"
+    code = f"import sys; sys.path.append({str(PACKAGE.parent)!r}); import {modules}; print(*sys.modules)"
+    argv = [sys.executable, "-ISE", "-c", code]
+    loaded = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
+    assert "ddplaunch.agent.guard.guard" in loaded
+    assert not {"pathlib", "urllib.parse", "dataclasses", "inspect", "importlib", "subprocess"} & {*loaded}

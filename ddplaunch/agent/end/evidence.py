@@ -15,7 +15,8 @@ from pathlib import Path
 from ddplaunch.agent import has_other_nodes
 from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
 from ddplaunch.explain.diagnosis import Diagnosis, Explanation, LogSource, RunFacts
-from ddplaunch.machine.hardware import OOM_KILLS_BEFORE, oom_kills, probe_shm
+from ddplaunch.machine.cgroups import OOM_KILLS_BEFORE, oom_kills
+from ddplaunch.machine.hardware import probe_shm
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.directory import StopNote, read_stop
 from ddplaunch.records.explain_sources import facts_of_run, log_sources

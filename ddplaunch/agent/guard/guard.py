@@ -7,7 +7,6 @@ is busy or dies. ``ddplaunch.agent.protocol`` describes the messages that it rec
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import signal
 import socket
@@ -349,7 +348,7 @@ def _write_note(path: str, text: str) -> None:
 
 def _get_ready() -> None:
     """Import the explaining code while torchrun still notices the ranks' end; importing earlier would treble memory."""
-    importlib.import_module("ddplaunch.agent.end.conclude")
+    import ddplaunch.agent.end.conclude  # noqa: F401
 
 
 def _look_around(attempt: Attempt, node_directory: str | None) -> None:
@@ -357,4 +356,6 @@ def _look_around(attempt: Attempt, node_directory: str | None) -> None:
 
     Time is short, but importing the code takes 80 ms: less than a rank needs to end and torchrun to notice it.
     """
-    importlib.import_module("ddplaunch.agent.guard.hang_report").look_around(attempt, node_directory)
+    from ddplaunch.agent.guard.hang_report import look_around
+
+    look_around(attempt, node_directory)

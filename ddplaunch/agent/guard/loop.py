@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddplaunch.agent.guard.sweep import catches
+from ddplaunch.agent.protocol import ENDING, IGNORED, PASSED_ON
 from ddplaunch.machine.processes.process_table import ProcessStat
 from ddplaunch.machine.processes.stop_processes import send_signal
 from ddplaunch.planning.settings import Settings
@@ -24,14 +25,6 @@ from ddplaunch.values.words import count, signal_name
 
 if TYPE_CHECKING:
     from ddplaunch.agent.guard.attempt import Attempt
-
-#: Signals that batch systems may send to every process of a job; the guard must survive them.
-_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGTSTP", "SIGTTOU", "SIGTTIN", "SIGPIPE", "SIGALRM")
-IGNORED = tuple(map(signal.Signals.__getitem__, _NAMES))
-#: Signals that tell torchrun to end.
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-#: Signals by which schedulers announce an end, or that users define: passed on to ranks that catch them.
-PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Loop:

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from ddplaunch.machine.files import is_same_file
-from ddplaunch.values.escapes import HarmlessPieces
 
 Kind = Literal["pipe", "terminal"]
 
@@ -89,6 +88,8 @@ def drain(readers: Sequence[int], sink: int) -> None:
 
 
 def _copy(reader: int, sink: int) -> None:
+    from ddplaunch.values.escapes import HarmlessPieces  # seldom needed
+
     os.set_blocking(reader, True)  # the guard made it non-blocking
     pieces = HarmlessPieces() if os.isatty(sink) else None
     with contextlib.suppress(OSError):  # EIO: the other side of the terminal is closed

@@ -26,10 +26,9 @@ from types import FrameType
 from typing import Any
 
 import ddplaunch
-from ddplaunch.agent.guard.loop import IGNORED, PASSED_ON
 from ddplaunch.agent.open_files import require
 from ddplaunch.agent.plugin.outlets import Kind, Outlet, close, drain, open_outlets
-from ddplaunch.agent.protocol import Rank, RankFailure, receive, send
+from ddplaunch.agent.protocol import IGNORED, PASSED_ON, Rank, RankFailure, receive, send
 from ddplaunch.machine.processes.process_table import read_stat
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.own.own_files import open_place

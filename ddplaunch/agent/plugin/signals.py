@@ -20,7 +20,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from ddplaunch.agent.guard.loop import ENDING, PASSED_ON
+from ddplaunch.agent.protocol import ENDING, PASSED_ON
 
 #: Signals that only the guard acts on.
 HEARD = (*PASSED_ON, signal.SIGWINCH)

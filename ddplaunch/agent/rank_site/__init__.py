@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
-from ddplaunch.agent.rank_site.sitecustomize import MARK, PARENT
+from ddplaunch.agent.rank_site.sitecustomize import HERE, MARK, PARENT
 
 #: The variables with the paths of the rank's note, and of its phases.
 OBSERVE, PHASES = "DDPLAUNCH_OBSERVE", "DDPLAUNCH_PHASES"
@@ -25,8 +24,7 @@ def taking_part(environ: Mapping[str, str], **wanted: object) -> dict[str, str]:
     (``LIMIT``), and notes in a file that its program has finished (``ENDED``). Those without a value are left out.
     """
     before = environ.get("PYTHONPATH", "")
-    folder = str(Path(__file__).parent)
-    path = f"{folder}:{before}" if before else folder
+    path = f"{HERE}:{before}" if before else HERE
     asked = {name: str(value) for name, value in wanted.items() if value}
     return {MARK: before, PARENT: str(os.getpid()), "PYTHONPATH": path, **asked}
 
