@@ -1,4 +1,7 @@
-"""What every stand-in training does: a real, tiny DDP training whose every rank writes down what it saw.
+"""What every stand-in training does: a real, tiny training whose every rank writes down what it saw.
+
+Its ranks stay in step as with DistributedDataParallel, but by hand: to make one, or an optimizer, a rank imports torch's
+compiler, which takes as long as torch itself.
 
 Into STANDIN_OUT goes `rank-N.json` per rank (environment, arguments, sample numbers per epoch) and, from whoever
 saves, `saved-by-N.json`. It needs an initialised process group, or none for a single process.
@@ -10,7 +13,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 SAMPLES = 48
@@ -27,16 +29,14 @@ def train(arguments, batch_size, epochs, lr=0.01, save_path=None):
     sampler = DistributedSampler(dataset, world_size, rank, shuffle=True)
     loader = DataLoader(dataset, batch_size=batch_size, sampler=sampler)
     model = torch.nn.Linear(1, 1)
-    model = DistributedDataParallel(model) if dist.is_initialized() else model
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    for parameter in model.parameters() if dist.is_initialized() else ():
+        dist.broadcast(parameter.data, src=0)
     seen, batch_sizes = [], []
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
         seen.append([])
         for indices, values in loader:
-            optimizer.zero_grad()
-            (model(values) - 2 * values).square().mean().backward()
-            optimizer.step()
+            step(model, (model(values) - 2 * values).square().mean(), lr)
             seen[-1].extend(indices.tolist())
             batch_sizes.append(len(indices))
     record(rank, arguments, seen, batch_sizes, model)
@@ -44,6 +44,16 @@ def train(arguments, batch_size, epochs, lr=0.01, save_path=None):
         save(rank, model, save_path)
     if dist.is_initialized():
         dist.barrier()
+
+
+def step(model, loss, lr):
+    """Take one step of gradient descent by the mean of all ranks' gradients."""
+    parameters = list(model.parameters())
+    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters)):
+        if dist.is_initialized():
+            dist.all_reduce(gradient)
+            gradient /= dist.get_world_size()
+        parameter.data -= lr * gradient
 
 
 def record(rank, arguments, seen, batch_sizes, model):
