@@ -104,7 +104,6 @@ def _own_step(flow: Flow) -> str:
     """Return where a Trainer's step is replaced, as a clause: transformers divides the loss in it."""
     for part in flow.parts:
         for node in part.of(ast.FunctionDef):
-            assert isinstance(node, ast.FunctionDef)
             bases = getattr(part.source.parents.get(node), "bases", ())
             own = node.name == "training_step" and any(last(base).endswith("Trainer") for base in bases)
             if own and "super()" not in ast.unparse(node):

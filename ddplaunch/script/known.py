@@ -28,6 +28,7 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.In: lambda one, many: one in many,
     ast.NotIn: lambda one, many: one not in many,
 }
+_UNARY: dict[type[ast.unaryop], Callable[[Any], object]] = {ast.Not: operator.not_, ast.USub: operator.neg}
 #: Usual names of variables with parsed arguments or a configuration.
 NAMESPACES = frozenset(
     {"args", "arguments", "opt", "opts", "options", "cfg", "config", "conf", "params", "hparams", "flags", "FLAGS"}
@@ -145,9 +146,7 @@ class Known:
         value = self.value(node.operand, part, depth)
         if value is UNKNOWN:
             return UNKNOWN
-        if isinstance(node.op, ast.Not):
-            return not value
-        return -value if isinstance(node.op, ast.USub) and isinstance(value, (int, float)) else UNKNOWN
+        return _UNARY[type(node.op)](value)
 
     def _compare(self, node: ast.Compare, part: ReachablePart, depth: int) -> object:
         if len(node.ops) == 1 and dotted(node.comparators[0], part.aliases) in ("os.environ", "os.environ.keys"):

@@ -47,7 +47,6 @@ def _written_down(groups: Sequence[Place], parts: Sequence[ReachablePart], flow:
     around = [None, *(flow.function_of(call, home) for call, home in groups)]
     for part in parts if by_environment else ():
         for node in part.of(ast.Assign):
-            assert isinstance(node, ast.Assign)
             target, value = node.targets[0], string(node.value)
             named = isinstance(target, ast.Subscript) and is_environ(target.value, part) and string(target.slice)
             tests = (ast.unparse(test) for test, _ in flow.known.conditions(node, part))

@@ -192,7 +192,6 @@ def _joining(part: ReachablePart, own: bool) -> Iterator[tuple[ast.expr, Reachab
     """Yield where what joins ranks is named; DeepSpeed joins none of its own where the script sets up a group."""
     packages = {bound: name for bound, name in part.aliases.items() if name.partition(".")[0] in _JOINING}
     for node in part.of(ast.Name) if packages else ():
-        assert isinstance(node, ast.Name)
         if node.id not in packages:
             continue
         inner: ast.expr = node
@@ -255,7 +254,7 @@ class Outside:
         for part in self.parts:
             for node in part.of(ast.Name, ast.Attribute):
                 if type(node.ctx) is ast.Load:  # type: ignore[attr-defined]  # of names and attributes
-                    named[last(node)].append((node, part))  # type: ignore[arg-type]
+                    named[last(node)].append((node, part))
         return named
 
 
@@ -266,7 +265,6 @@ def _arguments(call: ast.Call) -> list[ast.expr]:
 def _set_in_environment(part: ReachablePart, name: str) -> Iterator[ast.Assign]:
     """Yield where a part sets an environment variable."""
     for node in part.of(ast.Assign):
-        assert isinstance(node, ast.Assign)
         target = node.targets[0]
         if isinstance(target, ast.Subscript) and string(target.slice) == name and is_environ(target.value, part):
             yield node

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 from ddplaunch.script.names import FunctionNodes, aliases_of, dotted, string
 from ddplaunch.script.program import LocalFile, Program, is_main_guard
@@ -20,6 +21,7 @@ from ddplaunch.values.frozen import dataclass
 _SMALL: frozenset[type[ast.AST]] = frozenset({ast.Name, ast.Constant, ast.Attribute, ast.keyword, ast.arg})
 _ENVIRONMENT = re.compile("environ|getenv")
 _Definition = (*FunctionNodes, ast.ClassDef)
+_Node = TypeVar("_Node", bound=ast.AST)
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class ReachablePart:
     @cached_property
     def calls(self) -> tuple[ast.Call, ...]:
         """All calls that can run."""
-        return self.of(ast.Call)  # type: ignore[return-value]
+        return self.of(ast.Call)
 
     def calls_of(self, *names: str) -> list[ast.Call]:
         """Return the calls of anything with one of these names, here or where it was imported from, in source order."""
@@ -57,14 +59,14 @@ class ReachablePart:
                 found.setdefault(original, []).append((position, call))
         return found
 
-    def of(self, *kinds: type[ast.AST]) -> tuple[ast.AST, ...]:
+    def of(self, *kinds: type[_Node]) -> tuple[_Node, ...]:
         """Return the nodes of some kinds in their order."""
         found = self._of_kinds.get(kinds)
         if found is None:
             nodes = self.nodes if _SMALL.intersection(kinds) else self._larger
             found = tuple([node for node in nodes if type(node) in kinds])
             self._of_kinds[kinds] = found
-        return found
+        return found  # type: ignore[return-value]  # of these kinds
 
     @cached_property
     def _larger(self) -> tuple[ast.AST, ...]:

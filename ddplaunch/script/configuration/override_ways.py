@@ -76,8 +76,7 @@ class Ways:
         """Yield every way."""
         for part in self.parts:
             for call in part.calls_of(*_READERS):
-                if last(call.func) in _READERS:
-                    yield from self._called(call, part)
+                yield from self._called(call, part)
 
     def _lists(self) -> Iterator[tuple[str, str]]:
         """Yield the flag, empty for none, and the destination of each option that takes any number of words.
@@ -90,7 +89,7 @@ class Ways:
                 nargs = keyword(call, "nargs")
                 several = last(nargs) == "REMAINDER" or string(nargs) in ("*", "+", "...")
                 flags = strings(call.args) or []
-                if last(call.func) == "add_argument" and several and flags:
+                if several and flags:
                     chosen = [flag for flag in flags if flag in passed] or [each for each in flags if each[:2] == "--"]
                     flag = (chosen or flags)[0]
                     yield (flag if flag.startswith("-") else ""), string(keyword(call, "dest")) or destination(flags)
@@ -136,11 +135,9 @@ class Ways:
             for flag, dest in self._lists():
                 if dest in own:
                     return flag, False
-        left_over = any(
-            last(call.func) == "parse_known_args" for each in self.parts for call in each.calls_of("parse_known_args")
-        )
+        left_over = any(each.calls_of("parse_known_args") for each in self.parts)
         positional = any(
-            last(call.func) == "add_argument" and call.args and not (string(call.args[0]) or "-").startswith("-")
+            call.args and not (string(call.args[0]) or "-").startswith("-")
             for each in self.parts
             for call in each.calls_of("add_argument")
         )

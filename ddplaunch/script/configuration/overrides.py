@@ -134,9 +134,7 @@ class _Overrides:
             node.value
             for part in self.parts
             for node in part.of(ast.Constant)
-            if isinstance(node, ast.Constant)
-            and isinstance(node.value, str)
-            and node.value.endswith(config_files.ENDINGS)
+            if isinstance(node.value, str) and node.value.endswith(config_files.ENDINGS)
         ]
         found: dict[str, list[Entry]] = {}
         beside = self.ways.program.root.path.parent

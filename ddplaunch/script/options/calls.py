@@ -77,6 +77,6 @@ def _subparser_names(part: ReachablePart) -> set[str]:
     return {
         dotted(target, {})
         for node in part.of(ast.Assign)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and last(node.value.func) == "add_parser"
+        if isinstance(node.value, ast.Call) and last(node.value.func) == "add_parser"
         for target in node.targets
     }

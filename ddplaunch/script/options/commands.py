@@ -50,9 +50,7 @@ def parameters(function: Function) -> Iterator[Parameter]:
 def click_options(part: ReachablePart) -> Iterator[DeclaredOption | None]:
     """Yield the options of ``@click.option`` decorators; those of a group's commands cannot be filled in."""
     for function in part.of(*FunctionNodes):
-        if not isinstance(function, Function) or not function.decorator_list:
-            continue
-        calls = [item for item in function.decorator_list if isinstance(item, ast.Call)]
+        calls = [item for item in function.decorator_list if isinstance(item, ast.Call)]  # type: ignore[attr-defined]  # of functions
         below_group = any(
             last(call.func) == "command" and not _is_click(dotted(call.func, part.aliases)) for call in calls
         )
