@@ -12,7 +12,7 @@ Plug-in to guard:
 - ``{"op": "attempt", "attempt": A, "ranks": [Rank…], "without": TEXT|null}`` before ranks start, with one descriptor
   for each entry of each rank's ``streams``, in order: the reading end of a pipe or the master of a terminal.
   ``without`` says why ranks write to the console and have no descriptors.
-- ``{"op": "started", "attempt": A, "pids": {"RANK": PID}}`` when all ranks run.
+- ``{"op": "started", "pids": {"RANK": PID}}`` when all ranks run.
 - ``{"op": "closing", "pids": [PID…]}`` before torchrun ends these ranks: one has failed, or a node failed or joined.
 - ``{"op": "failed", "failures": [RankFailure…]}`` before torchrun would start ranks again.
 - ``{"op": "elsewhere", "outcome": {…}}`` when another node has told, in torchrun's store, how it failed.

@@ -131,7 +131,7 @@ class Guarded:
             )
         self.held += [*given, *(end for ends_of_rank in taken for end in ends_of_rank)]
         if announce:
-            self.started(number)
+            self.started()
 
     def failed(self, *failures: RankFailure) -> None:
         """Say how ranks failed, before torchrun would start them again."""
@@ -141,9 +141,9 @@ class Guarded:
         """Let the guard know of a signal to its launcher, as ``signal.set_wakeup_fd`` does."""
         os.write(self.signals[1], bytes([number]))
 
-    def started(self, number: int = 0) -> None:
+    def started(self) -> None:
         pids = {str(rank): process.pid for rank, process in self.ranks.items()}
-        send(self.channel, {"op": "started", "attempt": number, "pids": pids})
+        send(self.channel, {"op": "started", "pids": pids})
 
     def wait(self) -> None:
         """Wait for all ranks, and reap them no earlier than torchrun would: once the guard knows of them."""

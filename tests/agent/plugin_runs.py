@@ -43,14 +43,6 @@ def exception():
         raise ValueError("the cause")
     wait()
 
-def saves():
-    def save(number, frame):
-        time.sleep(1.0)
-        Path(f"saved-{rank}").write_text(str(number))
-        sys.exit(0)
-    signal.signal(signal.SIGTERM, save)
-    wait()
-
 def workers():
     for _ in range(2):
         multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,)).start()

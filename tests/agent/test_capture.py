@@ -38,6 +38,8 @@ def test_two_ranks_are_recorded_and_rank_0_is_shown(tmp_path: Path, monkeypatch:
             assert guarded.file(f"attempt-0/rank-{rank}.err") == f"to err {rank}\n".encode()
         seen = [(rank.exit_code, rank.signal, rank.ended_by) for rank in ended.attempts[0].ranks]
         assert seen == [(0, None, "itself")] * 2
+        files = [name for rank in ended.attempts[0].ranks for name in (rank.out, rank.err)]
+        assert files == [f"node-0/attempt-0/rank-{rank}.{end}" for rank in range(2) for end in ("out", "err")]
         assert ended.unrecorded is None
     assert out.read_bytes() == b"to out 0\n\xff\x00 end"
     assert err.read_bytes() == b"to err 0\nconcluded\n"

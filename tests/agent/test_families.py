@@ -212,6 +212,8 @@ families = (plain, workers, accumulation, fetches_ahead, own_batches,
                epochs_in_one_order, epochs_that_are_told,
                by_hand, kept_method, reduced_in_the_backward_pass, shared_batches)
 for watched, family in itertools.product((True, False), families):
+    if family is compiled and not watched:
+        continue  # of what is measured there is nothing to be compared, and the compiler takes seconds
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -358,9 +360,9 @@ def test_what_is_measured(families: Families) -> None:
 
 @pytest.mark.slow
 def test_weights_and_random_numbers_are_the_same_to_the_last_bit(families: Families) -> None:
-    assert families.watched.keys() == families.alone.keys() >= NOTED.keys() | MEASURED.keys()
-    for family, (weights, drawn, compiled) in families.watched.items():
-        *as_ever, compiled_alone = families.alone[family]
+    assert families.watched.keys() - {"compiled"} == families.alone.keys() >= NOTED.keys() | MEASURED.keys()
+    for family, (*as_ever, compiled_alone) in families.alone.items():
+        weights, drawn, compiled = families.watched[family]
         if family not in ("workers", "epochs_in_one_order", "epochs_that_are_told"):  # a seed of workers is chance
             assert [weights, drawn] == as_ever, family
         assert compiled.get("total", 0) <= compiled_alone.get("total", 0), (

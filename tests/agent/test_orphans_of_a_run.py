@@ -275,6 +275,7 @@ def test_a_restart_ends_the_attempt_before_and_says_so(tmp_path: Path) -> None:
         first, second = ended.attempts
         assert (status, first.first, second.first) == (4, 0, 1)
         assert [rank.exit_code for one in (first, second) for rank in one.ranks] == [7, 0, 0, 4]
+        assert {(rank.out is None, rank.err) for rank in first.ranks} == {(False, None)}, "both streams are one"
         assert set(children(guarded.file("attempt-0/rank-0.out"))) <= set(ended.left_over)
         assert guarded.file("attempt-1/rank-1.out") == b"again 1\n"
     assert b"attempt 0 ended\n" in err.read_bytes()

@@ -34,19 +34,6 @@ def test_exception_is_named_and_torchruns_summary_is_not_shown(tmp_path: Path) -
     within(lambda: not of_folder(tmp_path))
 
 
-def test_sigterm_twice_lets_ranks_save(tmp_path: Path) -> None:
-    run = Run(tmp_path, "saves", "--grace", "20")
-    run.wait_for("running-0-0", "running-1-0")
-    run.announced()
-    run.process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
-    run.process.send_signal(signal.SIGTERM)  # as Slurm does
-    assert run.end() == 143
-    assert (tmp_path / "saved-0").read_text() == (tmp_path / "saved-1").read_text() == "15"
-    assert run.outcome["state"] == run.outcome["diagnosis"]["code"] == "terminated"
-    assert "SIGTERM" in run.err and "Traceback" not in run.err
-
-
 def test_restart_trains_on_and_says_so_in_a_line_and_shown_ranks_have_a_prefix(tmp_path: Path) -> None:
     run = Run(tmp_path, "second", "--show", "all", "--max-restarts", "3")
     assert run.end() == 0

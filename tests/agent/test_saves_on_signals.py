@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -139,10 +140,15 @@ def test_a_rank_has_saved_before_all_start_again(tmp_path: Path) -> None:
     assert launch.returncode == 0, "the second attempt ended well"
 
 
-def test_what_a_shell_script_starts_has_saved(tmp_path: Path) -> None:
-    """The shell is the rank here, and ends at once."""
+def test_what_a_shell_script_starts_has_saved_also_when_sigterm_comes_twice(tmp_path: Path) -> None:
+    """The shell is the rank here, and ends at once; Slurm sends the signal twice."""
     (tmp_path / "rank.sh").write_text('"$1" train.py 2\n:\n')
-    launch = launched(tmp_path, words=("bash", "rank.sh", sys.executable))
+    launch = launched(tmp_path, "--run-id", "twice", words=("bash", "rank.sh", sys.executable))
     within(lambda: both_are_up(tmp_path))
     launch.terminate()
-    assert_saved(launch, tmp_path, "saved-0-0.pt", "saved-1-0.pt")
+    time.sleep(0.3)
+    launch.terminate()
+    said = assert_saved(launch, tmp_path, "saved-0-0.pt", "saved-1-0.pt")
+    outcome = json.loads((tmp_path / ".ddplaunch/runs/twice/outcome.json").read_text())
+    assert launch.returncode == 143 and outcome["state"] == outcome["diagnosis"]["code"] == "terminated"
+    assert "SIGTERM" in said and "Traceback" not in said

@@ -122,6 +122,7 @@ def test_what_catches_sigterm_and_is_no_data_worker_has_the_grace(code: str, nam
     finally:
         process.kill()
         process.communicate()
+    assert grace_of_left({}, 30.0)(seen) == 1.0, "it is gone"
 
 
 def test_the_command_line_of_a_process_is_known_from_its_start() -> None:
@@ -186,8 +187,16 @@ def test_torchruns_word_counts_for_the_process_that_it_names() -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     for other_by, exit_code in ((0, 9), (1, None)):
-        attempt = Attempt(0, [{"rank": 0, "local_rank": 0, "streams": ["out"]}])
-        assert attempt.started({"0": gone.pid}, None) == [], "nobody saw its end"
+        attempt = Attempt(0, [{"rank": rank, "local_rank": rank, "streams": ["out"]} for rank in (0, 1)])
+        with subprocess.Popen(
+            [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as later:
+            (handle,) = attempt.started({"0": gone.pid, "1": later.pid}, None)  # nobody saw the first end
+            assert later.stdin is not None
+            later.stdin.close()
+            os.waitid(os.P_PID, later.pid, os.WEXITED | os.WNOWAIT)
+            attempt.has_ended(handle)
         said = RankFailure(rank=0, local_rank=0, pid=gone.pid + other_by, exit_code=9, timestamp_s=5)
         attempt.complete([said], succeeded=False)
-        assert attempt.ranks[0].end().exit_code == exit_code
+        assert [rank.end().exit_code for rank in attempt.ranks.values()] == [exit_code, 1]
+        assert attempt.first == attempt.ranks[other_by].end(), "the first of which it is known"

@@ -79,9 +79,7 @@ class Attempt:
         now_s = steady_s()
         handles = []
         for name, pid in pids.items():
-            one = self.ranks.get(int(name))
-            if one is None:
-                continue
+            one = self.ranks[int(name)]
             one.pid = pid
             seen = read_stat(pid)
             self.owners[pid] = Owner(pid, seen, launcher.start_ticks if launcher else 0)

@@ -211,9 +211,7 @@ class GuardedRun:
         self._streams.without = message.get("without")
 
     def _note_pids(self, message: dict[str, Any]) -> None:
-        attempt = next((one for one in self._attempts if one.number == message["attempt"]), None)
-        if attempt is None:
-            return
+        attempt = self._attempts[-1]
         for handle in attempt.started(message["pids"], self._launcher):
             self._loop.watch(handle, lambda handle=handle: self._rank_ended(attempt, handle))  # type: ignore[misc]
         self._numbers.begin(attempt.number, attempt.ranks)

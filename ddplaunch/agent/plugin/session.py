@@ -189,7 +189,7 @@ class Session:
     def started(self, pids: Mapping[int, int]) -> None:
         """Tell the guard the pid of each rank of the attempt."""
         self.pids = tuple(pids.values())
-        self._say({"op": "started", "attempt": self.attempt, "pids": {str(rank): pid for rank, pid in pids.items()}})
+        self._say({"op": "started", "pids": {str(rank): pid for rank, pid in pids.items()}})
 
     def closing(self) -> None:
         """Tell the guard which ranks torchrun is about to end: those that still run."""
