@@ -13,6 +13,7 @@ import pytest
 from ddplaunch.agent.rank_site import taking_part
 from ddplaunch.values.variable_names import PLAN
 from ddplaunch.watch.observed import look
+from ddplaunch.watch.phases import read_phases
 from tests.agent.plugin_runs import DEADLINE_S
 from tests.hosts.launching import ANYWHERE, clean_environment, ddplaunch
 
@@ -41,19 +42,20 @@ def test_a_script_sees_nothing_of_it_also_where_torch_is_broken(tmp_path: Path, 
     environ = clean_environment(RANK="0", **({"PYTHONPATH": str(tmp_path)} if path else {}))
     if not path:
         environ.pop("PYTHONPATH", None)
-    seen = []
-    for more in ({}, taking_part(environ, DDPLAUNCH_STACKS="1", DDPLAUNCH_OBSERVE=tmp_path / "note.json")):
+    seen, note = [], tmp_path / "note.json"
+    ours = taking_part(environ, DDPLAUNCH_STACKS="1", DDPLAUNCH_OBSERVE=note, DDPLAUNCH_PHASES=tmp_path / "phases")
+    for more in ({}, ours):
         command = [sys.executable, "-u", "script.py"]
         done = subprocess.run(command, cwd=tmp_path, env={**environ, **more}, capture_output=True, text=True)
         seen.append((done.returncode, done.stdout, done.stderr))
     assert seen[0] == seen[1] and seen[0][0] == 1 and "libcudart" in seen[0][2]
-    assert json.loads(seen[0][1])[2:4] == [path, []] and not (tmp_path / "note.json").exists()
+    assert json.loads(seen[0][1])[2:4] == [path, []] and not note.exists()
 
 
 # Two ranks
 
 TRAIN = r"""
-import argparse, os, sys
+import argparse, os, sys, time
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -66,11 +68,16 @@ parser.add_argument("--warmup", type=int, default=0)
 args = parser.parse_args()
 world, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
 
+class Samples(TensorDataset):
+    def __getitem__(self, index):
+        time.sleep(0.02 if rank == 1 else 0.001)
+        return super().__getitem__(index)
+
 def train(fault, rank=rank, store="env://"):
     if fault != "apart":
         dist.init_process_group("gloo", store, world_size=world, rank=rank)
     torch.manual_seed(0)
-    data = TensorDataset(torch.randn(80, 4))
+    data = Samples(torch.randn(400, 4)) if fault == "ranks" else TensorDataset(torch.randn(80, 4))
     model = torch.nn.Linear(4, 1)
     if fault not in ("apart", "unwrapped"):
         model = DistributedDataParallel(model)
@@ -157,13 +164,15 @@ def test_what_ranks_note_shows_where_they_do_not_train_as_planned(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_launch_says_where_it_does_not_train_as_planned_while_it_trains(tmp_path: Path) -> None:
-    """It is said, and `ps` has it, before the ranks end: they wait until it is there."""
+def test_a_launch_says_where_it_does_not_train_as_planned_while_it_trains_and_then_where_its_time_went(
+    tmp_path: Path,
+) -> None:
+    """The first is said, and `ps` has it, before the ranks end: they wait until it is there."""
     flush = "    sys.stdout.flush()\n"
     waits = "    while not os.path.exists('go'): __import__('time').sleep(0.05)\n"
     (tmp_path / "train.py").write_text(TRAIN.replace(flush, waits + flush) + "train('ranks')\n")
     run_id = f"observed-{os.getpid()}"  # `ps` lists those of other checkouts too
-    words = ("run", "2", *ANYWHERE, "--run-id", run_id, "--batch-size", "8", "--base-lr", "0.01")
+    words = ("run", "2", *ANYWHERE, "--run-id", run_id, "--batch-size", "8", "--base-lr", "0.01", "--phases")
     environ = clean_environment(NO_COLOR="1", COLUMNS="200")
     command, pipe = ddplaunch(*words, "--", "train.py"), subprocess.PIPE
     run = subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=pipe, stderr=pipe, text=True)
@@ -181,7 +190,17 @@ def test_a_launch_says_where_it_does_not_train_as_planned_while_it_trains(tmp_pa
         assert [one["what"] for one in findings] == [told]
     finally:
         (tmp_path / "go").touch()
-        said += run.communicate(timeout=DEADLINE_S)[1]
-    assert run.returncode == 0 and said.count("warning[") == 1
-    outcome = json.loads((tmp_path / f".ddplaunch/runs/{run_id}/outcome.json").read_text())
+        printed, more = run.communicate(timeout=DEADLINE_S)
+    said = " ".join((said + more).split())
+    record = tmp_path / ".ddplaunch" / "runs" / run_id
+    assert run.returncode == 0 and said.count("warning[") == 2 and printed.count("0x") == 25, said
+    outcome = json.loads((record / "outcome.json").read_text())
     assert [one["what"] for one in outcome["findings"]] == [told] and said.count(told) == 1
+    assert "phases: " in said and "waiting for data" in said and "unknown" not in said
+    assert "warning[rank-late]: the others waited for rank 1: it works" in said
+    assert "waiting for data takes it longer" in said
+    files = read_phases(record / "node-0" / "attempt-0", [0, 1])
+    assert len(files) == 2 and files[0].facts["gradient_bytes"] == 20 and files[1].facts["loader"]["batch_size"] == 8
+    late, other = (sum(line.data_s or 0 for line in files[rank].lines) for rank in (1, 0))
+    assert late > 2 * other
+    assert sum(line.comm_s or 0 for line in files[0].lines) > 2 * sum(line.comm_s or 0 for line in files[1].lines)
