@@ -109,6 +109,18 @@ def test_who_keeps_hosts_from_meeting(
     others = (Told(name, reached=found) for name, found in zip("bc", routes, strict=True))
     (finding,) = links.run(meet([cast(Link, peer) for peer in (Told("a", **first), *others)], None, None))  # type: ignore[misc]
     assert (finding.code, finding.where) == (code, where)
+    if where == ("c",):
+        assert finding.what == "c cannot reach a at 10.0.0.1 or 10.1.0.1 port 29500"
+
+
+@pytest.mark.parametrize(
+    ("peers", "place"), [(("10.0.0.1", "10.0.0.1"), "10.0.0.1"), (("10.0.0.1", "10.1.0.1"), "gpu-a")]
+)
+def test_a_name_becomes_the_one_address_that_it_means_to_all(links: Links, peers: tuple[str, str], place: str) -> None:
+    """On the first host it may mean 127.0.1.1."""
+    others = [Told(name, reached=[["gpu-a", "10.0.0.9", peer]]) for name, peer in zip("bc", peers, strict=True)]
+    met = links.run(meet([cast(Link, peer) for peer in (Told("a", listening=AT), *others)], None, "gpu-a"))
+    assert isinstance(met, Meeting) and met.address == place
 
 
 def test_the_host_that_takes_no_connection_is_named(links: Links) -> None:

@@ -20,7 +20,7 @@ from ddplaunch.cli.hosts.serve import send_record
 from ddplaunch.comm.inbound import connected
 from ddplaunch.hosts.json_lines import GREETING, LineReader, json_line, message_in
 from ddplaunch.hosts.session import start_hosts
-from ddplaunch.hosts.session.answers import Answers, Question, reached
+from ddplaunch.hosts.session.answers import Answers, Question, machine, reached
 from ddplaunch.hosts.session.collect import ask_all, clock_of, meet
 from ddplaunch.hosts.session.links import Link, Links
 from ddplaunch.hosts.session.start_hosts import HostEnd, LaunchOnHosts
@@ -176,7 +176,7 @@ def test_hosts_answer_with_their_facts_and_meet(links: Links, tmp_path: Path, mo
         assert report.script not in (None, "missing") and (report.cwd, report.cwd_problem) == (str(tmp_path), None)
         assert report.sources == (("train.py", report.script), ("lacking.py", "missing"))
         assert report.sources_here == sources[:1]
-        assert abs(report.clock_ahead_s) <= report.clock_unsure_s + 0.1
+        assert abs(report.clock_ahead_s) <= report.clock_unsure_s + 0.1 < 60
     meeting = links.run(connected(gathered.links, None, "127.0.0.1"))
     assert isinstance(meeting, Meeting) and meeting.local == ("127.0.0.1", "127.0.0.1")
     taken = links.run(meet(gathered.links, meeting.port, "127.0.0.1"))
@@ -217,11 +217,18 @@ def test_a_host_offers_its_fastest_addresses_and_says_why_it_cannot_listen(monke
     assert heard["addresses"] == ["10.1.0.2", "10.0.0.2", "fd00::2"] and 29500 <= heard["port"] < 30500
     taken = {"what": "listen", "port": heard["port"], "nonce": "n"}
     assert first.to({"what": "clock"})["wall"] > 0, "which leaves the meeting open"
-    assert second.to(taken)["listening"]["problem"] == "Address already in use"
+    assert first.to({"what": "reach", "addresses": [], "port": 1, "nonce": ""}) == {"reached": []}, "and so does this"
+    in_use = {"port": heard["port"], "addresses": [], "problem": "Address already in use"}
+    assert second.to(taken)["listening"] == in_use
+    with socket.create_connection(("127.0.0.1", heard["port"])):  # and says nothing, nor goes
+        assert reached(["127.0.0.1"], heard["port"], "n")
     with pytest.raises(ValueError, match="cannot answer `sing`"):
         first.to({"what": "sing"})
     assert second.to(taken)["listening"].get("problem") is None, "any other question gives the port back"
     second.close_meeting()
+    boot_id, *namespaces = machine().split()
+    assert boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert namespaces == [str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in ("pid", "net")]
 
 
 def test_a_dead_host_costs_its_deadline_and_the_others_nothing(links: Links) -> None:

@@ -29,13 +29,9 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 def test_all_ranks_start_with_what_was_given_and_what_they_write_is_brought(two: Lab) -> None:
-    run = Launched(
-        *(two, "together", "2x2", "--env", f"MY_TOKEN={SECRET}"),
-        script=("train.py", *HOSTILE),
-        WANDB_API_KEY=SECRET,
-        NCCL_NVLS_ENABLE="0",
-        HOST_ONLY="stays here",
-    )
+    passed = {"WANDB_API_KEY": SECRET, "NCCL_NVLS_ENABLE": "0", "HOST_ONLY": "stays here"}
+    typed = ("2x2", "--env", f"MY_TOKEN={SECRET}")
+    run = Launched(two, "together", *typed, script=("train.py", *HOSTILE), **passed)
     assert run.ended() == 0, run.said
     saw = [json.loads((two.own(two.hosts[rank // 2]) / f"saw-{rank}.json").read_text()) for rank in range(4)]
     assert [each["host"] for each in saw] == ["alpha0", "alpha0", "alpha1", "alpha1"]

@@ -69,11 +69,8 @@ def test_a_job_from_a_hostile_directory_runs_on_two_nodes(cluster: Cluster, tmp_
     arguments = ["a b", "$x", "it's", '"', "two\nlines", "*"]
     size = ("--nodes", "2", "--gpus-per-node", "1", "--cpus-per-task", "4", "--time", "5")
     comment = ("--sbatch-arg", "--comment='it\"s 5% \\ #1'", "--sbatch-arg", "--open-mode=append")
-    done = cluster.ddplaunch(
-        *("submit", *size, *comment, "--setup", "export FROM_SETUP=1", "--show", "all", *HERE),
-        *("--", "train.py", *arguments),
-        cwd=place,
-    )
+    options = (*size, *comment, "--setup", "export FROM_SETUP=1", "--show", "all", *HERE)
+    done = cluster.ddplaunch("submit", *options, "--", "train.py", *arguments, cwd=place)
     assert done.returncode == 0, done.stdout + done.stderr
     ended = cluster.finished("1", timeout_s=200)
     log = (place / "slurm-1.out").read_text()

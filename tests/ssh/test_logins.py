@@ -103,7 +103,7 @@ def test_all_come_through_a_jump_host_that_drops_connections(two: Lab) -> None:
 def test_a_host_that_is_cut_off_is_named_and_the_others_are_shown(two: Lab) -> None:
     two.cut(two.hosts[1])
     words = ddplaunch("doctor", "--hosts", "alpha0,alpha1", "--join-timeout", "60s")
-    with two.configured("Host alpha1\n  AddressFamily inet"):  # ssh gives up on one address only
+    with two.configured(f"Host alpha1\n  HostName {two.hosts[1].address}"):  # its name has two, and ssh tries both
         done = two.login.run(words, two.work, clean_environment(COLUMNS="200"))
     two.plug_in(two.hosts[1])
     assert done.returncode == 1

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.agent.guarded import until
 from tests.hosts.launching import clean_environment, ddplaunch
 from tests.hosts.namespaces import INTERFACE, in_network
 from tests.ssh.lab import Lab, lab
-from tests.ssh.launched import TRAIN, Launched, dry_run
+from tests.ssh.launched import SEES, TRAIN, Launched, dry_run
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -40,15 +41,19 @@ time.sleep(600)
 def debian(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Two hosts whose own names mean 127.0.1.1 to themselves, as Debian's installer writes it."""
     with lab(2, tmp_path_factory.mktemp("ways"), own_name="loopback") as made:
+        made.write("sees.py", SEES)
         made.write("train.py", TRAIN)
         yield made
 
 
-def trained(made: Lab, run: Launched) -> list[str]:
-    """Wait for the end; return each rank's master address and interface."""
+def seen(made: Lab, run: Launched) -> list[dict[str, Any]]:
+    """Wait for the end; return what each rank saw."""
     assert run.ended() == 0, run.said
-    saw = [json.loads((made.own(host) / f"saw-{rank}.json").read_text()) for rank, host in enumerate(made.hosts)]
-    assert [each["sum"] for each in saw] == [3.0, 3.0]
+    return [json.loads((made.own(host) / f"saw-{rank}.json").read_text()) for rank, host in enumerate(made.hosts)]
+
+
+def met_at(saw: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return each rank's master address and interface."""
     return [f"{each['MASTER_ADDR']} {each['GLOO_SOCKET_IFNAME']}" for each in saw]
 
 
@@ -56,8 +61,8 @@ def test_a_name_that_means_loopback_to_rank_0_and_a_directory_of_the_run_that_ho
     """They record in it, and bring nothing."""
     shared = debian.folder / "shared"
     words = ("2x1", "--master-addr", "alpha0", "--run-dir", str(shared))
-    run = Launched(debian, "loopback", *words, script=("train.py",))
-    assert trained(debian, run) == [f"{debian.hosts[0].address} {INTERFACE}"] * 2
+    run = Launched(debian, "loopback", *words, script=("sees.py",))
+    assert met_at(seen(debian, run)) == [f"{debian.hosts[0].address} {INTERFACE}"] * 2
     record = shared / "runs" / "loopback"
     assert json.loads((record / "outcome.json").read_text())["state"] == "succeeded"
     assert [len(list(record.glob(f"node-{node}/attempt-0/rank-{node}.out"))) for node in (0, 1)] == [1, 1]
@@ -113,5 +118,6 @@ def test_hosts_with_ipv6_alone(debian: Lab) -> None:
     first, second = (host.address6 for host in debian.hosts)
     hosts = f"[{first}]:1,root@{second}"
     run = Launched(debian, "ipv6", "2x1", "--hosts", hosts, "--master-addr", f"[{first}]", script=("train.py",))
-    assert trained(debian, run) == [f"{first} {INTERFACE}"] * 2
+    saw = seen(debian, run)
+    assert met_at(saw) == [f"{first} {INTERFACE}"] * 2 and [each["sum"] for each in saw] == [3.0, 3.0]
     assert f"rank 0 at [{first}]:" in run.flat
