@@ -121,15 +121,10 @@ def test_interrupted(tmp_path: Path) -> None:
     assert (found.state, found.exit_status, found.diagnosis) == ("terminated", 130, None)
 
 
-@pytest.mark.parametrize(("status", "how"), [(5, "with status 5"), (128, "with status 128"), (137, "by SIGKILL")])
-def test_what_is_known_of_a_host_without_a_record(tmp_path: Path, status: int, how: str) -> None:
-    found = verdict(tmp_path, [HostEnd(0, "a", 0), HostEnd(1, "b", status)], {})
-    assert (found.state, found.exit_status, found.host) == ("failed", status, "b")
-    assert found.diagnosis is not None and found.diagnosis.code == "unknown"
-    assert f"on b ended {how}" in found.diagnosis.what
-
-
-def test_times_by_one_clock() -> None:
+def test_how_a_host_without_a_record_ended_and_times_by_one_clock(tmp_path: Path) -> None:
+    for status, how in ((5, "with status 5"), (128, "with status 128"), (137, "by SIGKILL")):
+        found = verdict(tmp_path, [HostEnd(0, "a", 0), HostEnd(1, "b", status)], {})
+        assert found.diagnosis is not None and f"on b ended {how}" in found.diagnosis.what
     moved = without_skew(outcome(1, "failed", rank(1, T + 5, 1)), 60.0)
     assert moved.last_ranks[0].ended_s == T - 55 and moved.ended_s == T - 51
 

@@ -117,8 +117,9 @@ def test_which_secret_a_node_has(tmp_path: Path) -> None:
     assert secrets_of(at_home, "Kubeflow") == () == secrets_of({}, "flag")
     (given,) = secrets_of({**at_home, "DDPLAUNCH_JOIN_SECRET": "correct horse\n"}, "Kubeflow")
     assert given.name == "given" and b"correct" not in given.key
-    with pytest.raises(UsageError, match="has 3 characters"):
-        secrets_of({"DDPLAUNCH_JOIN_SECRET": "abc"}, "flag")
+    assert secrets_of({"DDPLAUNCH_JOIN_SECRET": "12345678"}, "flag")
+    with pytest.raises(UsageError, match="has 7 characters"):
+        secrets_of({"DDPLAUNCH_JOIN_SECRET": "1234567"}, "flag")
 
 
 def by_hand(folder: Path, rank: int, port: int, *more: str, **environment: str) -> subprocess.Popen[str]:

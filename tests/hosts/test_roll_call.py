@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.hosts.roll_call.call import keep_alive
 from ddplaunch.hosts.roll_call.messages import (
     PROTOCOL,
     Greeting,
@@ -29,7 +30,9 @@ from tests.hosts.roll_calls import WORDS, Gathering, hello, knock, port
 __all__ = ["port"]  # a fixture
 
 
-def test_all_come_and_the_port_is_free_at_once(port: int) -> None:
+def test_all_come_and_the_port_is_free_at_once(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched: list[socket.socket] = []
+    monkeypatch.setattr("ddplaunch.hosts.roll_call.call.keep_alive", watched.append)
     with Gathering(port) as gathering:
         nodes = [gathering.node(rank) for rank in (2, 0, 1)]
         verdicts = [node.result(60) for node in nodes]
@@ -37,11 +40,36 @@ def test_all_come_and_the_port_is_free_at_once(port: int) -> None:
             store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             store.bind(("::", port))
             store.listen()
-    assert all(verdict.go and not verdict.findings for verdict in verdicts)
+    assert all(verdict.go and not verdict.findings and verdict.run_id == "run" for verdict in verdicts)
+    assert len(watched) == 4, "a host that loses its power is noticed by both sides of each connection"
     (identity,) = {verdict.rendezvous_id for verdict in verdicts}
     assert identity is not None and identity.startswith("id-") and len(identity) > 8
-    with Gathering(port, nodes=1) as alone:
-        assert alone.node(0).result(60).rendezvous_id != identity, "each roll call has its own"
+    with Gathering(port, nodes=2) as pair:
+        both = [pair.node(rank, machine="one").result for rank in (0, 1)]
+        (second,) = {(verdict.rendezvous_id, verdict.run_id) for verdict in (result(60) for result in both)}
+    assert second[0] != identity and second[1] is None, (
+        "each roll call has an id; two nodes of one machine have two runs"
+    )
+
+
+def test_a_connection_is_looked_after_within_half_a_minute_and_sends_at_once() -> None:
+    with socket.socket() as connection:
+        keep_alive(connection)
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        names = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        idle_s, pause_s, count = (connection.getsockopt(socket.IPPROTO_TCP, name) for name in names)
+    assert idle_s + pause_s * count <= 30
+
+
+def test_a_node_0_that_fails_tells_the_others(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.hosts.roll_calls.all_together", lambda *_: 1 / 0)
+    with Gathering(port, nodes=2) as gathering:
+        first, other = gathering.node(0), gathering.node(1)
+        (finding,) = other.result(60).findings
+        assert finding.code == "roll-call-ended" and "node 0 (gpu-0) failed while" in finding.what
+        with pytest.raises(ZeroDivisionError):
+            first.result(60)
 
 
 def test_who_is_missing_is_named_everywhere(port: int) -> None:
@@ -115,8 +143,9 @@ def test_a_node_goes_and_comes_back(port: int) -> None:
         away = "node 2 (gpu-2) went away"
         until(lambda: any(status.note == away for status in list(gathering.shown[0])), away)
         assert gathering.shown[0][-1].missing == ("node 1", "node 2 (gpu-2)")
-        others = [gathering.node(1), gathering.node(2)]
-        assert all(node.result(60).go for node in (first, *others))
+        other = gathering.node(1)
+        with knock(port, line_with(hello(2))):  # that never hangs up is waited for a while only
+            assert first.result(60).go and other.result(60).go
 
 
 def test_what_cannot_be_of_one_launch_is_refused_everywhere(port: int) -> None:

@@ -142,13 +142,12 @@ def test_at_the_door(rank: int, change: dict[str, Any], expected: str | None) ->
     assert (found and found.code) == expected
 
 
-@pytest.mark.parametrize(
-    ("first", "new", "expected"), [("a", "", None), ("a", "a", None), ("a", "b", "launches-differ")]
-)
-def test_a_run_id_is_compared_where_both_nodes_have_one(first: str, new: str, expected: str | None) -> None:
-    nodes = [hello(rank, launch={**WORDS, "--run-id": run_id}) for rank, run_id in ((0, first), (2, new))]
-    found = at_the_door({0: nodes[0]}, nodes[1])
-    assert (found and found.code) == expected
+def test_a_run_id_is_compared_where_both_nodes_have_one() -> None:
+    first, other, unnamed = (hello(0, launch={**WORDS, "--run-id": run_id}) for run_id in ("a", "b", ""))
+    for new in (first, unnamed):
+        assert at_the_door({0: first}, replace(new, node_rank=2)) is None
+    found = at_the_door({0: first}, replace(other, node_rank=2))
+    assert found and found.code == "launches-differ"
 
 
 def together(*, clock_s: float = 0.1, ignore: tuple[str, ...] = (), **changes: Any) -> tuple[Finding, ...]:
@@ -193,16 +192,17 @@ def test_nodes_that_fit_together(changes: dict[str, Any]) -> None:
         ({"facts": facts_with(nvml=healthy_nvml(driver_version="535.1"))}, "hosts-differ-driver", "535.1 on gpu-2"),
         ({"facts": facts_with(nvml=with_gpu(7, name="L4"))}, "hosts-differ-gpu-model", "L4"),
         ({"clock_s": 60.0}, "clock-skew", "gpu-2"),
-        ({"arguments": "others"}, "script-arguments-differ", "node 2 (gpu-2)"),
+        ({"arguments": "others"}, "script-arguments-differ", "node 2 (gpu-2) are not those on node 0 (gpu-0)"),
+        ({"script": "b", "host": "gpu-1"}, "hosts-differ-script", "node 2 (gpu-1)"),
     ],
 )
 def test_nodes_that_differ(changes: dict[str, Any], code: str, says: str) -> None:
     (finding,) = together(**changes)
     assert finding.code == code and says in finding.what
-    if finding.severity is Severity.ERROR:
-        of_files = code in ("hosts-differ-script", "hosts-differ-sources")
-        assert finding.fix.startswith("install the same version on all nodes; ") != of_files
-        assert finding.fix.endswith(f"`--ignore {code}` on node 0 launches all the same")
+    of_versions = finding.severity is Severity.ERROR and code not in ("hosts-differ-script", "hosts-differ-sources")
+    assert finding.fix.startswith("install the same version on all nodes; ") is of_versions
+    by_hand = finding.fix.endswith(f"`--ignore {code}` on node 0 launches all the same")
+    assert by_hand is (finding.severity is Severity.ERROR)
 
 
 def launch(several: bool = True, **options: Any) -> Launch:

@@ -10,7 +10,7 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -376,23 +376,24 @@ class Launch:
             os.kill(os.getpid(), number)
 
 
-@pytest.fixture
-def nohup() -> Iterator[None]:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    yield
-    signal.signal(signal.SIGHUP, before)
-
-
-def test_a_closed_terminal_ends_the_hosts(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("program", "handler", "status", "interrupted"),
+    [
+        ("echo up; exec sleep 60", signal.SIG_DFL, 128 + signal.SIGHUP, signal.SIGHUP),
+        ("echo up; sleep 0.2", signal.SIG_IGN, 0, None),
+    ],
+    ids=["a shell", "nohup"],
+)
+def test_a_closed_terminal_ends_the_hosts_but_not_under_nohup(
+    tmp_path: Path, program: str, handler: signal.Handlers, status: int, interrupted: int | None
+) -> None:
     """The program does not inherit that the service ignores the signal."""
-    end, interrupted = Launch(tmp_path, "echo up; exec sleep 60", {b"up": signal.SIGHUP}).run()
-    assert (end.status, interrupted) == (128 + signal.SIGHUP, signal.SIGHUP)
-
-
-@pytest.mark.usefixtures("nohup")
-def test_under_nohup_it_does_not(tmp_path: Path) -> None:
-    end, interrupted = Launch(tmp_path, "echo up; sleep 0.2", {b"up": signal.SIGHUP}).run()
-    assert (end.status, interrupted) == (0, None)
+    before = signal.signal(signal.SIGHUP, handler)
+    try:
+        end, by = Launch(tmp_path, program, {b"up": signal.SIGHUP}).run()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (end.status, by) == (status, interrupted)
 
 
 def test_what_is_waited_for_is_said_and_a_second_ctrl_c_ends_it(

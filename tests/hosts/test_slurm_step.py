@@ -102,21 +102,21 @@ def test_a_missing_srun_is_a_finding(call: Call, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("asked", "tasks", "cpus"),
     [
-        ({"SLURM_CPUS_PER_TASK": "8", "SLURM_NTASKS_PER_NODE": "4"}, "--cpus-per-task=32"),
-        ({"SLURM_CPUS_PER_TASK": "8", "SLURM_NTASKS_PER_NODE": "1"}, "--cpus-per-task=8"),
+        ({"SLURM_CPUS_PER_TASK": "8", "SLURM_NTASKS_PER_NODE": "4"}, True, ["--cpus-per-task=32"]),
+        ({"SLURM_CPUS_PER_TASK": "8", "SLURM_NTASKS_PER_NODE": "1"}, True, ["--cpus-per-task=8"]),
+        ({"SLURM_GPUS_PER_TASK": "1", "SLURM_NTASKS_PER_NODE": "4"}, False, []),
     ],
 )
-def test_the_cpus_of_a_nodes_tasks_go_to_its_one_task(asked: dict[str, str], expected: str) -> None:
+def test_the_cpus_of_a_nodes_tasks_go_to_its_one_task_but_for_tasks_with_a_gpu_each(
+    asked: dict[str, str], tasks: bool, cpus: list[str]
+) -> None:
     slurm = read_slurm(BATCH | asked)
-    assert slurm is not None and expected in step_argv(slurm, BATCH | asked)
-
-
-def test_a_task_for_each_gpu_that_was_asked_for_stays() -> None:
-    environ = BATCH | {"SLURM_GPUS_PER_TASK": "1", "SLURM_NTASKS_PER_NODE": "4"}
-    slurm = read_slurm(environ)
-    assert slurm is not None and not [word for word in step_argv(slurm, environ) if word.startswith("--ntasks")]
+    assert slurm is not None
+    argv = step_argv(slurm, BATCH | asked)
+    assert any(word.startswith("--ntasks") for word in argv) is tasks
+    assert [word for word in argv if word.startswith("--cpus-per-task")] == cpus
 
 
 @pytest.mark.parametrize("environ", [BATCH | HET, BATCH | HET | ONE_NODE])
