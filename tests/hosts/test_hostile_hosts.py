@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import signal
 import time
 from collections.abc import Callable
 from typing import Any, cast
@@ -76,6 +77,40 @@ def test_a_meeting_is_one_or_is_refused(links: Links) -> None:
         found = links.run(meet(asked, None, None))
         assert isinstance(found, Meeting) or found[0].code.startswith(("host", "port"))
         assert all(math.isfinite(clock[0]) for clock in (links.run(collect._clock(link)) for link in asked))
+
+
+class Deaf(Peer):
+    """A session whose host goes on, whatever it is told."""
+
+    heard_s = math.inf
+
+    def __init__(self) -> None:
+        super().__init__("deaf", random.Random(0))
+        self.sent: list[object] = []
+        self.send = self.sent.append  # type: ignore[assignment]
+
+    def close(self, *_: object) -> None:
+        """Note it."""
+        self.sent.append("closed")
+
+    def hand_over(self, what: str, receive: Callable[..., None], **order: object) -> None:
+        """Go on."""
+
+
+def test_a_host_that_does_not_end_is_killed_and_then_given_up(links: Links, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddplaunch.hosts.session.start_hosts._SETTLE_S", 0.0)
+    monkeypatch.setattr("ddplaunch.hosts.session.start_hosts._KILLED_S", 0.1)
+    deaf, failed = Deaf(), Peer("failed", random.Random(0))
+    failed.status = 7
+    made = LaunchOnHosts(links, [cast(Link, peer) for peer in (deaf, failed)], lambda *_: None, -5.0, 60.0)
+    handlers = [signal.getsignal(number) for number in (signal.SIGTSTP, signal.SIGINT)]
+    with made.handling():
+        assert signal.getsignal(signal.SIGTSTP) == signal.SIG_IGN, "a stopped launcher looks like a dead one"
+        ends = made.run([{}, {}])
+    assert [signal.getsignal(number) for number in (signal.SIGTSTP, signal.SIGINT)] == handlers
+    assert (ends[0].lost, ends[1].status) == ("it did not end within 0 s after SIGKILL", 7)
+    told = [message for message in deaf.sent if message != {}]  # without beats
+    assert told == [{"signal": signal.SIGTERM}, {"signal": signal.SIGKILL}, "closed"]
 
 
 class Told(Peer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import resource
 import signal
 import socket
 import sys
@@ -22,7 +23,7 @@ from ddplaunch.hosts.json_lines import GREETING, LineReader, json_line, message_
 from ddplaunch.hosts.session import start_hosts
 from ddplaunch.hosts.session.answers import Answers, Question, machine, reached
 from ddplaunch.hosts.session.collect import ask_all, clock_of, meet
-from ddplaunch.hosts.session.links import Link, Links
+from ddplaunch.hosts.session.links import Link, Links, allow_many
 from ddplaunch.hosts.session.start_hosts import HostEnd, LaunchOnHosts
 from ddplaunch.hosts.ssh import alike, command, failure, why_lost
 from ddplaunch.machine.facts import Interface, ProbeRequest
@@ -294,6 +295,35 @@ def test_a_program_that_ignores_sigterm_is_killed_when_asked_or_when_nothing_is_
     program.until(lambda: b"up" in program.printed["out"], "the program runs")
     program.link.kill()
     until(lambda: not runs(int(path.read_text())), "the program ends with its service")
+
+
+def test_what_a_program_leaves_behind_ends_with_it_and_another_run_does_not(links: Links, tmp_path: Path) -> None:
+    rank = "LOCAL_RANK=0 RANK=0 DDPLAUNCH_RUN_ID={} setsid sleep 120 2> /dev/null & echo $!"
+    program = Program(links, stand_in(tmp_path, "\n".join(map(rank.format, ("none-such", "another")))))
+    program.until(lambda: program.link.process.poll() is not None, "the program and what it left are gone")
+    left, another = map(int, program.printed["out"].removeprefix(GREETING).split())
+    still = runs(left), runs(another)
+    os.kill(another, signal.SIGKILL)
+    assert still == (False, True)
+
+
+def test_sessions_are_kept_alive_and_a_silent_one_is_killed(links: Links) -> None:
+    silent, alive = (links.open(name, ["cat"]) for name in ("silent", "alive"))
+    silent.heard_s, alive.heard_s = 0.0, float("inf")
+    assert links.keep_alive([silent, alive], 10.0) == [silent] and silent.reap(60) == -signal.SIGKILL
+    assert links.run(alive.ask({"one": 1}, time.monotonic() + 60)) == {}, "the beat came first"
+    links.keep_alive([alive], 10.0)
+    assert links.run(alive.ask({"two": 2}, time.monotonic() + 60)) == {"one": 1}, "and was the only one for a while"
+    ends: list[str] = []
+    over = links.open("over", ["true"])
+    assert not begins(links, over)
+    over.hand_over("launch", lambda link, kind, data: ends.append(kind))
+    assert ends == ["end"]
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] - 1, before[1]))
+    allow_many()
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_record_is_packed_and_unpacked(tmp_path: Path) -> None:
