@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import permutations
@@ -28,7 +27,6 @@ from tests.agent.guarded import until
 from tests.checks.healthy import healthy_facts
 from tests.conftest import Golden
 from tests.hosts.launching import clean_environment, ddplaunch, run_to_end
-from tests.ports import free_port
 
 pytestmark = pytest.mark.slow  # torch says which pairs are measured
 FLAG = Source("flag", "--device")
@@ -235,28 +233,17 @@ def test_doctor_tests_the_ranks_of_this_machine(tmp_path: Path) -> None:
     assert re.search(r"\nhealthy: \d+ checks passed, ", said) and status == 0, said
 
 
-#: Ranks as torchrun starts two of them on each of two nodes, all forked from one process that has torch.
-RANKS = """
-import os
-from ddplaunch.examples import comm_test
-comm_test.LARGEST_BYTES["gloo"] = 1 << 20
-for rank in range(4):
-    if os.fork() == 0:
-        os.environ |= {"RANK": str(rank), "GROUP_RANK": str(rank // 2), "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1"}
-        comm_test.main()
-        os._exit(0)
-raise SystemExit(any(os.wait()[1] for _ in range(4)))
-"""
+def test_ranks_are_told_apart_by_their_nodes_also_where_these_have_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ddplaunch.examples.comm_test import ranks_by_host
 
+    class Kept(dict[str, str]):
+        set = dict.__setitem__  # as a Store
 
-def test_two_nodes_measure_each_other(tmp_path: Path) -> None:
-    argv = [sys.executable, "-c", RANKS, "--timeout=200"]
-    status, said = run_to_end(argv, tmp_path, clean_environment(MASTER_PORT=str(free_port())), 280)
-    comm = comm_results(said.splitlines())
-    assert status == 0 and comm.ended and len(comm.hosts) == 2, said
-    assert [group.test for group in comm.groups] == ["all", *["host"] * 2, "pair"]
-    for group in comm.groups:
-        assert (group.bandwidth or 0) > 1e5 and (group.latency_us or 0) > 1, group
+    monkeypatch.setenv("GROUP_RANK", "0")
+    monkeypatch.setattr("socket.gethostname", lambda: "a")
+    for names, expected in (("ab", {"a": [0, 1], "b": [2, 3]}), ("aa", {"a#0": [0, 1], "a#1": [2, 3]})):
+        store = Kept({f"rank/{rank}": json.dumps([str(rank // 2), names[rank // 2], rank != 3]) for rank in range(4)})
+        assert ranks_by_host(store, 0, 4, True) == (expected, False), "one has no GPU"  # type: ignore[arg-type]
 
 
 def run_of(tmp_path: Path, program: str, timeout_s: float, monkeypatch: pytest.MonkeyPatch) -> Comm:
