@@ -7,13 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import pytest
-
 from ddplaunch.checks.known_variables import GENERAL_PREFIXES, PREFIXES
-from ddplaunch.hosts.session.links import Links
 
 #: What an outer launcher, a user or an image may have left; the launches of the tests decide it anew.
 _LEFT = ("PET_", "DDPLAUNCH_", "SLURM_", *PREFIXES, *GENERAL_PREFIXES)
@@ -62,14 +59,6 @@ def run_to_end(
 FINISH_S = 150
 #: What ssh starts on a host.
 SERVICE = [sys.executable, "-m", "ddplaunch.cli.hosts.serve"]
-
-
-@pytest.fixture
-def links(monkeypatch: pytest.MonkeyPatch) -> Iterator[Links]:
-    """Sessions that end with the test, which many of them do only when they are killed."""
-    monkeypatch.setattr("ddplaunch.hosts.session.links._CLOSING_S", 0.1)
-    with Links() as made:
-        yield made
 
 
 def stand_in(folder: Path, program: str) -> str:

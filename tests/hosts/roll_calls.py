@@ -9,8 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from ddplaunch.hosts.roll_call.call import Call, answer, hold
 from ddplaunch.hosts.roll_call.messages import Hello, Secret, Status, Verdict
 from ddplaunch.hosts.roll_call.rules import all_together, told
@@ -18,13 +16,6 @@ from ddplaunch.values import codec
 from ddplaunch.values.finding import Finding
 from tests.agent.guarded import until
 from tests.checks.healthy import healthy_facts
-from tests.ports import free_port
-
-
-@pytest.fixture
-def port() -> int:
-    return free_port()
-
 
 WORDS = {"--nnodes": "3", "NPROC": "4", "--max-restarts": "0", "--run-id": "", "script": "train.py"}
 FACTS = codec.to_json(told(healthy_facts()))

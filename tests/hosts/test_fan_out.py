@@ -21,9 +21,6 @@ from ddplaunch.hosts.ssh import was_dropped
 from ddplaunch.machine.facts import ProbeRequest
 from ddplaunch.records.launchers import Launched, Place
 from ddplaunch.values.finding import RefusedError
-from tests.hosts.launching import links
-
-__all__ = ["links"]  # a fixture
 
 DROPPED = "kex_exchange_identification: Connection closed by remote host"
 ANSWER = "".join(f"\\{byte:03o}" for byte in GREETING + json_line({"ok": True}))

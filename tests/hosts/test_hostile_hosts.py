@@ -22,9 +22,6 @@ from ddplaunch.hosts.session.start_hosts import LaunchOnHosts
 from ddplaunch.machine.facts import ProbeRequest
 from ddplaunch.planning.hosts_plan import Meeting
 from ddplaunch.values.finding import Finding
-from tests.hosts.launching import links
-
-__all__ = ["links"]  # a fixture
 
 _RAW = (b"", b"NaN", b"\xff\xfe", b"[" * 100_000, b'{"status": ' * 20_000, b'{"status": 1e999, "wall": NaN, "sent": 0}')
 _VALUES: tuple[Any, ...] = (None, True, -1, 0, 7, 255, 256, 2**70, 1e308, float("nan"), "", "x", "9" * 5000)

@@ -26,10 +26,8 @@ from ddplaunch.hosts.roll_call.messages import (
 from ddplaunch.values.finding import UsageError
 from tests.agent.guarded import until
 from tests.hosts.launching import clean_environment, ddplaunch, finish
-from tests.hosts.roll_calls import Gathering, hello, knock, port
+from tests.hosts.roll_calls import Gathering, hello, knock
 from tests.ports import free_port
-
-__all__ = ["port"]  # a fixture
 
 OURS, THEIRS = Secret("given", b"o" * 32), Secret("given", b"t" * 32)
 

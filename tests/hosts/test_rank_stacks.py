@@ -25,9 +25,7 @@ from ddplaunch.machine.processes.process_table import read_process
 from ddplaunch.ui.explain_view import stack_text
 from ddplaunch.values.finding import ExitStatus
 from tests.agent.guarded import Guarded, until
-from tests.cli.cli_calls import Call, call, folder
-
-__all__ = ["call", "folder"]  # fixtures
+from tests.cli.cli_calls import Call
 
 TORCH = "/v/lib/python3.11/site-packages/torch"
 ALL_REDUCE = (

@@ -25,9 +25,7 @@ from ddplaunch.hosts.roll_call.messages import (
 from ddplaunch.values.resolved import Unavailable
 from tests.agent.guarded import until
 from tests.hosts.launching import clean_environment, ddplaunch
-from tests.hosts.roll_calls import WORDS, Gathering, hello, knock, port
-
-__all__ = ["port"]  # a fixture
+from tests.hosts.roll_calls import WORDS, Gathering, hello, knock
 
 
 def test_all_come_and_the_port_is_free_at_once(port: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,10 +30,8 @@ from ddplaunch.machine.facts import Interface, ProbeRequest
 from ddplaunch.planning.hosts_plan import Meeting
 from ddplaunch.records.hosts_record import Pieces
 from tests.agent.guarded import runs, until
-from tests.hosts.launching import SERVICE, links, stand_in
+from tests.hosts.launching import SERVICE, stand_in
 from tests.ports import free_port
-
-__all__ = ["links"]  # a fixture
 
 
 def printing(links: Links, data: bytes) -> Link:

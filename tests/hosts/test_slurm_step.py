@@ -12,11 +12,9 @@ import pytest
 
 from ddplaunch.planning.inside.slurm import read_slurm
 from ddplaunch.planning.job.sbatch import step_argv
-from tests.cli.cli_calls import Call, Said, call, folder
+from tests.cli.cli_calls import Call, Said
 from tests.planning.test_inside import BATCH, STEP
 from tests.planning.test_submit import put_in_front
-
-__all__ = ["call", "folder"]  # fixtures
 
 LOGIN = {name: value for name, value in BATCH.items() if name not in ("SLURMD_NODENAME", "CUDA_VISIBLE_DEVICES")}
 ONE_NODE = {"SLURM_JOB_NUM_NODES": "1", "SLURM_NNODES": "1"}

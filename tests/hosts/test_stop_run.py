@@ -20,10 +20,8 @@ from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
 from ddplaunch.machine.processes.stop_processes import is_same, send_signal, wait_gone
 from ddplaunch.ui.stop_view import begin_text, stop_findings, stopped_text
 from tests.agent.guarded import runs
-from tests.cli.cli_calls import Call, call, folder
-from tests.records.fake_runs import StartRun, outcome, processes_json, record, start_run, unique, wait_for
-
-__all__ = ["call", "folder", "start_run"]
+from tests.cli.cli_calls import Call
+from tests.records.fake_runs import StartRun, outcome, processes_json, record, unique, wait_for
 
 
 def seen(pid: int) -> Process:

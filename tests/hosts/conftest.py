@@ -1,0 +1,27 @@
+"""The fixtures that tests of hosts share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ddplaunch.hosts.session.links import Links
+from tests.cli.cli_calls import call, folder
+from tests.ports import free_port
+from tests.records.fake_runs import start_run
+
+__all__ = ["call", "folder", "start_run"]
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def links(monkeypatch: pytest.MonkeyPatch) -> Iterator[Links]:
+    """Sessions that end with the test, which many of them do only when they are killed."""
+    monkeypatch.setattr("ddplaunch.hosts.session.links._CLOSING_S", 0.1)
+    with Links() as made:
+        yield made
