@@ -57,8 +57,9 @@ class Prepared:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """All findings of the checks."""
-        return tuple(finding for outcome in self.outcomes for finding in outcome.findings)
+        """All findings of the checks, errors first."""
+        findings = (finding for outcome in self.outcomes for finding in outcome.findings)
+        return tuple(sorted(findings, key=lambda finding: finding.severity is not Severity.ERROR))
 
 
 def errors(findings: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -166,14 +166,14 @@ class Explanation:
     """The root cause of a log or run (None if nothing failed), and what followed from it.
 
     ``stops_at``: the last line of a log without failures, if it reports a step before the last one. ``passed_over``:
-    the last error that would have ended the run if the work had not continued. ``warning``: what it did not notice.
+    the last error that would have ended the run if the work had not continued. ``warnings``: what it did not notice.
     """
 
     diagnosis: Diagnosis | None
     cascade: tuple[Echo, ...] = ()
     stops_at: str = ""
     passed_over: Evidence | None = None
-    warning: Finding | None = None
+    warnings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -77,13 +77,13 @@ def explain_texts(
         why += stages(scanned, case, cause)
     if cause is not None:
         return Explanation(worded(cause), _echoes(cause))
-    warning = not_a_number(scanned.lines)
+    warnings = tuple(not_a_number(scanned.lines))
     if facts is not None:
-        return Explanation(None, warning=warning)
+        return Explanation(None, warnings=warnings)
     last, error = stops_short(scanned.lines), passed_over(case)
     stops_at = last.text.strip() if last else ""
     passed = None if error is None else error.line.evidence
-    return Explanation(None, (), stops_at, passed, warning)
+    return Explanation(None, (), stops_at, passed, warnings)
 
 
 def _of_dumps(paths: Sequence[Path], logs: Sequence[LogSource]) -> Explanation:

@@ -113,9 +113,8 @@ class RunOutcome:
 
     @property
     def explanation(self) -> Explanation | None:
-        """What was found when the run ended, with the last of the ``findings`` as its warning; None if unknown."""
-        warning = next(reversed(self.findings), None)
-        return Explanation(self.diagnosis, self.cascade, warning=warning) if self.explained else None
+        """What was found when the run ended, with the ``findings`` as its warnings; None if unknown."""
+        return Explanation(self.diagnosis, self.cascade, warnings=self.findings) if self.explained else None
 
 
 def rank_end(rank: RankOutcome) -> RankEnd:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ddplaunch.explain.diagnosis import Diagnosis, Echo, Explanation, UserCall
 from ddplaunch.explain.signatures import Signature
 from ddplaunch.explain.stacks.parse import RankStack, place_of
-from ddplaunch.ui.speech import finding_text
+from ddplaunch.ui.speech import finding_text, findings_text
 from ddplaunch.ui.terminal import Terminal, cut
 from ddplaunch.values.finding import Finding, Severity
 from ddplaunch.values.words import count, ranks_text
@@ -52,8 +52,7 @@ def _nothing_failed(explanation: Explanation, names: str, terminal: Terminal) ->
     lines = terminal.lines(text)
     if passed_over := explanation.passed_over:
         lines += terminal.lines(f"{passed_over.file}:{passed_over.line}: {passed_over.text}", "  it went on after: ")
-    warned = "" if explanation.warning is None else finding_text(explanation.warning, terminal)
-    return terminal.page(lines) + warned
+    return terminal.page(lines) + findings_text(explanation.warnings, terminal)
 
 
 def as_finding(diagnosis: Diagnosis, record: str | None, fixes: int = 2) -> Finding:

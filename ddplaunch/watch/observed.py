@@ -86,9 +86,7 @@ def losses(attempt: str) -> Iterator[Finding]:
 
     for path in Path(attempt).glob("rank-0.???"):
         if re.search(rb"(?i)loss.*\b(?:nan|inf)\b", read_end(path, 16_384)):  # only then all of it is read
-            warned = explain_texts([LogSource(path.name, path)]).warning
-            if warned:
-                yield warned
+            yield from explain_texts([LogSource(path.name, path)]).warnings
 
 
 def _ways(run: Mapping[str, Any]) -> dict[str, Any]:

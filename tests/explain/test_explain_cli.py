@@ -56,7 +56,7 @@ def test_a_healthy_file_is_one_line(folder: Path, call: Call) -> None:  # noqa: 
     said = call("explain", "ok.log")
     assert (said.status, said.out) == (0, "nothing failed in ok.log\n")
     nothing: dict[str, object] = {"schema": 1, "diagnosis": None, "cascade": [], "stops_at": ""}
-    nothing |= {"passed_over": None, "warning": None}
+    nothing |= {"passed_over": None, "warnings": []}
     assert json.loads(call("explain", "--json", "ok.log").out) == nothing
 
 
@@ -153,7 +153,12 @@ def test_a_loss_that_stays_no_number_is_a_warning(folder: Path, call: Call, log:
     assert said.status == 0 and said.out.startswith("nothing failed in train.log\n")
     words = f"warning[not-a-number]: the loss is not a number from `{first}` on"
     assert (words in " ".join(said.out.split())) is bool(first)
-    warned = json.loads(call("explain", "--json", "train.log").out)["warning"]
-    assert (warned is not None) is bool(first)
-    outcome(record(folder / ".ddplaunch", "20260131-1"), diagnosis=None, findings=[warned] if warned else [])
+    warned = json.loads(call("explain", "--json", "train.log").out)["warnings"]
+    assert len(warned) == bool(first)
+    findings = [
+        *warned,
+        {"code": "cpus-short", "severity": "warning", "what": "few CPUs", "why": "", "fix": "", "where": []},
+    ]
+    outcome(record(folder / ".ddplaunch", "20260131-1"), diagnosis=None, findings=findings)
+    assert "few CPUs" in call("explain").out
     assert (words in " ".join(call("explain").out.split())) is bool(first)

@@ -39,7 +39,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert write_outcome(tmp_path, OUTCOME) is None
     assert (tmp_path / "node-1" / "outcome.json").exists() and read_outcome(tmp_path, 1) == OUTCOME
     assert write_outcome(tmp_path, replace(OUTCOME, node=0)) is None and (tmp_path / "outcome.json").exists()
-    assert OUTCOME.explanation == Explanation(WHY, (), warning=TOLD) and replace(OUTCOME, attempts=()).last_ranks == ()
+    assert OUTCOME.explanation == Explanation(WHY, (), warnings=(TOLD,))
+    assert replace(OUTCOME, attempts=()).last_ranks == ()
     assert rank_end(RANKS[3]) == RankEnd(3, "h", None, "SIGKILL", 2.0, "itself", None)
     assert rank_end(replace(RANKS[3], host="")).host is None
     assert write_outcome(tmp_path, OUTCOME, tmp_path) == "Is a directory"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -55,16 +55,16 @@ def unfinished_report(scanned: Scanned, work: Work) -> Line | None:
     return min(cut or closing, key=lambda line: line.at, default=None)
 
 
-def not_a_number(lines: Sequence[Line]) -> Finding | None:
-    """Return a warning that names the line from which on no printed loss is finite; None if there is no such line."""
+def not_a_number(lines: Sequence[Line]) -> Iterator[Finding]:
+    """Yield a warning that names the line from which on no printed loss is finite, if there is one."""
     losses = [(match["loss"], line) for line in reversed(lines) if (match := _LOSS.search(line.text))]
     bad = [line for _, line in takewhile(lambda printed: not math.isfinite(float(printed[0])), losses)]
     if len(bad) < _REPEATED:
-        return None
+        return
     first = bad[-1]
     words = say("loss-not-a-number", line=first.text.strip()[:_SAID])
     where = f"{first.file}:{first.number}"
-    return warning("not-a-number", words.what, why=words.why, fix="\nor: ".join(words.fixes), where=where)
+    yield warning("not-a-number", words.what, why=words.why, fix="\nor: ".join(words.fixes), where=where)
 
 
 def says_something(text: str) -> bool:
