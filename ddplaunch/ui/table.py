@@ -36,7 +36,11 @@ def table(
         shown.pop(title, None)
     head, *lines_of_rows = zip(*shown.values(), strict=True) if shown else [()]
     if not _fits(shown.values(), terminal):
-        return [line for row in lines_of_rows for line in _block(head, row, terminal)]
+        return [
+            line
+            for number, row in enumerate(lines_of_rows)
+            for line in _block(head, row, terminal, emphasis.get(number, "bold"))
+        ]
     widths = [max(map(cells, column)) for column in shown.values()]
     aligned = [title in right for title in shown]
     emphases: dict[int, Emphasis] = {-1: "dim", **emphasis}
@@ -61,9 +65,9 @@ def _row(row: Sequence[str], widths: Sequence[int], right: Sequence[bool], width
     return [line.rstrip() for line in wrap(row[-1], width, lead, " " * cells(lead))]
 
 
-def _block(titles: Sequence[str], row: Sequence[str], terminal: Terminal) -> list[str]:
+def _block(titles: Sequence[str], row: Sequence[str], terminal: Terminal, emphasis: Emphasis) -> list[str]:
     name, *rest = wrap(row[0], terminal.width, "  ", "    ")
-    lines = [terminal.paint(name, "bold"), *rest]
+    lines = [terminal.paint(name, emphasis), *rest]
     for title, cell in zip(titles[1:], row[1:], strict=True):
         lines += wrap(cell, terminal.width, f"    {title}: " if title else "    ", "      ") if cell else []
     return lines
