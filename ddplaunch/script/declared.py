@@ -29,10 +29,8 @@ def given(args: Sequence[str], option: DeclaredOption, declared: Sequence[Declar
 
 def is_same_value(one: str, other: str) -> bool:
     """Return whether two values of an option are one number or one text: 0.001 and 1e-3 are the same."""
-    if one == other:
-        return True
     try:
-        return float(one) == float(other)
+        return one == other or float(one) == float(other)
     except ValueError:
         return False
 
@@ -52,8 +50,7 @@ def _overrides(args: Sequence[str], option: DeclaredOption) -> Iterator[str]:
 
 def spell(option: DeclaredOption, value: str) -> tuple[str, ...]:
     """Return the words that pass a value for ``option``, without the option that they have to follow."""
-    long = [flag for flag in option.flags if flag.startswith("--")]
-    name = (long or list(option.flags))[0]
+    name = next((flag for flag in option.flags if flag.startswith("--")), option.flags[0])
     return (name, value) if option.spelling in ("--k v", "k v") else (f"{name}={value}",)
 
 
@@ -66,8 +63,8 @@ def arranged(args: Sequence[str], additions: Sequence[tuple[DeclaredOption, tupl
     result = list(args)
     front = [word for option, words in additions if option.comes_first and not option.after_flag for word in words]
     for flag in dict.fromkeys(option.after_flag for option, _ in additions if option.after_flag):
-        own = [(option, words) for option, words in additions if option.after_flag == flag]
-        result = _behind(flag, [word for _, words in own for word in words], result)
+        own = [word for option, words in additions if option.after_flag == flag for word in words]
+        result = _behind(flag, own, result)
     free = [word for option, words in additions if not option.comes_first and not option.after_flag for word in words]
     place = max((at for at, word in enumerate(result, 1) if "=" in word and word[0] != "-"), default=len(result))
     return (*front, *result[:place], *free, *result[place:])

@@ -205,10 +205,8 @@ def _steps_itself(flow: Flow) -> bool:
         for call in part.calls_of("Trainer", "TrainingArguments", "Seq2SeqTrainingArguments")
         if re.match("lightning|pytorch_lightning|transformers", dotted(call.func, part.aliases))
     ]
-    plain = all(item.arg for call in made for item in call.keywords)
-    return (
-        bool(made) and plain and not any("automatic_optimization" in file.text for file in flow.program.files.values())
-    )
+    plain = made != [] and all(item.arg for call in made for item in call.keywords)
+    return plain and not any("automatic_optimization" in file.text for file in flow.program.files.values())
 
 
 def _cuts(loop: ast.AST) -> bool:

@@ -45,7 +45,7 @@ _ANNOTATED = (ast.arg, ast.AnnAssign, ast.Subscript, ast.BinOp, *FunctionNodes)
 _DEVICES = re.compile(r"(?i)n_?gpus?|num_gpus|gpu_count|(?:gpu|device)s|(?:gpu|device)_ids|device_count|world_size")
 
 
-_COUNTS_DEVICES = re.compile(rf"device_count|is_available|^[\w.]*\b(?:{_DEVICES.pattern[4:]})\s*[<>=]")
+_MAIN_OR_DEVICES = re.compile(rf"__name__|device_count|is_available|^[\w.]*\b(?:{_DEVICES.pattern[4:]})\s*[<>=]")
 
 
 # Fields of ``ddplaunch.current()`` that are numbers of the plan.
@@ -127,10 +127,8 @@ def ranks_of(outside: Outside, options: Sequence[DeclaredOption]) -> GroupSetUp:
     sets_rank = any(True for part in parts for _ in _set_in_environment(part, "RANK"))
     # a group with a rank of the script's own, not with the one in the environment
     own = not aware and (sets_rank or all(keyword(call, "rank") is not None for call, _ in set_ups))
-    joined = any(
-        outside.obstacle(node, part) is None and not _is_configured(node, part, flow)
-        for node, part in (*(() if own else set_ups), *frames)
-    )
+    places = (*(() if own else set_ups), *frames)
+    joined = any(outside.obstacle(node, part, unread=True) is None for node, part in places)
     if joined or not alone:
         return GroupSetUp(joined=joined and certain is None)
     if _SPAWN in obstacles:
@@ -151,17 +149,35 @@ def ranks_of(outside: Outside, options: Sequence[DeclaredOption]) -> GroupSetUp:
     return GroupSetUp()
 
 
-def _is_configured(node: ast.expr, part: ReachablePart, flow: Flow) -> bool:
-    """Return whether a key of a configuration that was not read decides if ``node`` runs."""
-    return any(
-        last(getattr(key, "value", None)).rpartition("_")[2] in NAMESPACES  # or of `train_config`
-        and all(last(value) == last(key) != "" for value, _ in flow.bound(key, part))  # copied at most
-        and not flow.made_of(key, part)  # type: ignore[arg-type]  # or of nothing
-        for test, _ in flow.known.conditions(node, part)
-        if flow.known.decide(test, part) is None
-        for name in ast.walk(test)
-        for key in (name, *(value for value, _ in flow.bound(name, part)))
+# What chooses whether anything trains, not whether its ranks meet.
+_WHAT_RUNS = re.compile(r"(?i)mode\b|command|phase|eval")
+
+
+def _unread_before(node: ast.AST, part: ReachablePart, flow: Flow) -> ast.expr | None:
+    """Return what was not read and decides if ``node`` runs: a condition on a key or a flag, a table of classes."""
+    around = part.source.parents.get(node)
+    if isinstance(around, ast.Dict):
+        return around
+    return next(
+        (
+            test
+            for test, _ in flow.known.conditions(node, part)
+            if flow.known.decide(test, part) is None and not _WHAT_RUNS.search(ast.unparse(test))
+            for name in ast.walk(test)
+            for key in (name, *(value for value, _ in flow.bound(name, part)))
+            if _is_unread(key, part, flow)
+        ),
+        None,
     )
+
+
+def _is_unread(key: ast.AST, part: ReachablePart, flow: Flow) -> bool:
+    """Return whether this is a key of a configuration, or a flag with several values, as for what is installed."""
+    values = [value for value, _ in flow.bound(key, part)]
+    if last(getattr(key, "value", None)).rpartition("_")[2] not in NAMESPACES:  # or in `train_config`
+        return values != [] and all(isinstance(value, ast.Constant) for value in values)
+    copied = all(last(value) == last(key) != "" for value in values)  # at most
+    return copied and not flow.made_of(key, part)  # type: ignore[arg-type]  # a name
 
 
 def device_from_option(parts: Sequence[ReachablePart], flow: Flow, option: DeclaredOption) -> DeclaredAt | None:
@@ -216,12 +232,19 @@ class Outside:
         """Find what starts ranks."""
         self.parts, self.flow = parts, flow
         starters = ((call, part) for part in parts for call in part.calls_of(*_STARTERS))
-        self.spawns = [(call, part) for call, part in starters if _starts_ranks(call, part)]
+        self.spawns = [place for place in starters if _starts_ranks(*place)]
         self.targets = {id(node) for call, _ in self.spawns for item in _arguments(call) for node in ast.walk(item)}
 
-    def obstacle(self, node: ast.AST, part: ReachablePart, seen: frozenset[int] = frozenset()) -> _Obstacle | None:
-        """Return a condition that keeps ``node`` from running in a rank, ``_SPAWN``, or None if it may run."""
+    def obstacle(
+        self, node: ast.AST, part: ReachablePart, seen: frozenset[int] = frozenset(), unread: bool = False
+    ) -> _Obstacle | None:
+        """Return a condition that keeps ``node`` from running in a rank, ``_SPAWN``, or None if it may run.
+
+        With ``unread`` what was not read may keep it from running too.
+        """
         test = self.flow.known.obstacle(node, part)
+        if test is None and unread:
+            test = _unread_before(node, part, self.flow)
         if test is not None:
             return test, part
         function = self.flow.function_of(node, part)
@@ -230,7 +253,7 @@ class Outside:
         found: list[_Obstacle] = []
         started = False
         for reference, where in self._references(function, part) if id(function) not in seen else ():
-            reason = self.obstacle(reference, where, seen | {id(function)})
+            reason = self.obstacle(reference, where, seen | {id(function)}, unread)
             own = id(reference) in self.targets
             if reason is None and not own:
                 return None
@@ -335,9 +358,9 @@ def _is_certain(call: ast.Call, part: ReachablePart, flow: Flow, seen: frozenset
     """Return whether the main guard and counts of devices are the only conditions of a call; True for libraries."""
     if not seen and _is_of_a_library(call, part):
         return True
-    around = [(ast.unparse(test), wanted) for test, wanted in flow.known.conditions(call, part)]
     loop = _loop(call, part)
-    plain = all(wanted and ("__name__" in test or _COUNTS_DEVICES.search(test)) for test, wanted in around)
+    around = flow.known.conditions(call, part)
+    plain = all(wanted and _MAIN_OR_DEVICES.search(ast.unparse(test)) for test, wanted in around)
     if not plain or (loop and not any(_DEVICES.fullmatch(last(node)) for node in ast.walk(loop.iter))):
         return False  # not a loop as `for rank in range(n_gpus)`
     function = flow.function_of(call, part)

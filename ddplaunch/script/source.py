@@ -83,9 +83,7 @@ def _module(name: str, directories: Sequence[Path]) -> Path | Unavailable:
     if found is not None and found.name != "__init__.py":
         return found
     main = find_module([*parts, "__main__"], directories)
-    if main is not None:
-        return main
-    return Unavailable(f"no source of the module `{name}` was found")
+    return main or Unavailable(f"no source of the module `{name}` was found")
 
 
 def _executable(path: Path) -> Path | Unavailable:

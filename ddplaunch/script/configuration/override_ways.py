@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ddplaunch.script.configuration import config_files
 from ddplaunch.script.configuration.config_files import Entry
-from ddplaunch.script.names import at, destination, dotted, keyword, last, string, strings
+from ddplaunch.script.names import assignments, at, destination, dotted, keyword, last, string, strings
 from ddplaunch.script.program import Program, show
 from ddplaunch.script.reachable import ReachablePart
 from ddplaunch.script.script_report import DeclaredAt, Spelling
@@ -152,10 +152,10 @@ class Ways:
             if source is None:
                 continue
             for statement in source.tree.body:
-                if isinstance(statement, ast.Assign):
-                    _, *names = ast.unparse(statement.targets[0]).split(".")
-                    if names and all(name.isidentifier() for name in names):
-                        yield from config_files.literal_entries(".".join(names), statement.value, source)
+                for target, value in assignments(statement):
+                    _, _, key = ast.unparse(target).partition(".")
+                    if key and all(name.isidentifier() for name in key.split(".")):
+                        yield from config_files.literal_entries(key, value, source)
 
     def _is_configurator(self, node: ast.AST) -> bool:
         """Return whether a file is executed that sets module-level names from ``--key=value`` words."""
@@ -172,6 +172,6 @@ def _globals_before(call: ast.Call, part: ReachablePart) -> Iterator[Entry]:
     for statement in part.source.tree.body:
         if statement.lineno >= call.lineno:
             return
-        target = statement.targets[0] if isinstance(statement, ast.Assign) else None
-        if isinstance(statement, ast.Assign) and isinstance(target, ast.Name):
-            yield from config_files.literal_entries(target.id, statement.value, part.source)
+        for target, value in assignments(statement):
+            if isinstance(target, ast.Name):
+                yield from config_files.literal_entries(target.id, value, part.source)
