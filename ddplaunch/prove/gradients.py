@@ -62,7 +62,7 @@ def averaged(step: Step) -> Averaged | None:
     unequal = (n for n in numbers if not equal([_sketch(one, n, last) for one in step], ROUNDED))
     names = tuple(event["parameters"][n]["name"] for n in unequal)
     early = [[_sketch(one, n, "clip") for one in step] for n in numbers]
-    clipped_before = all(any(map(any, one)) for one in early) and not all(equal(one, ROUNDED) for one in early)
+    clipped_before = not all(equal(one, ROUNDED) for one in early)
     divisions = [number**power for number in (len(step), len(event["passes"]) or 1) for power in (-1, 0, 1)]
     for stage in ("clip", last, "backward"):
         fits = [fit(_sketch(event, n, stage), mean(_sketch(one, n, "own") for one in step)) for n in numbers]

@@ -17,6 +17,7 @@ from ddplaunch.values.words import listed
 _SAMPLES = "samples"
 _LEAST_USED = 0.67  # a sampler that leaves out more of a rank's own dataset divides it again
 _FEW = 8  # fewer equal samples may be chance
+_ALL = 0.9  # a rank may leave out the rest of a batch
 _DRAWN_ONCE = 0.9  # with more repetitions in a rank's part, samples are drawn independently
 
 
@@ -54,10 +55,9 @@ def _of_samples(recorded: Recorded, firsts: Sequence[Event]) -> Claim:
         parts = _inputs(recorded.steps()[: (len(recorded.steps()) + 1) // 2 if firsts else None])
     ranks_of = Counter(chain(*map(set, parts)))
     repeated, total = ranks_of.total() - len(ranks_of), len(ranks_of)
-    if not parts or len(parts[0]) < _FEW:
+    if total < _FEW:
         return still_open(_SAMPLES, "too few different ones were seen")
-    have_all = is_one and whole and all(len({*part}) > whole - spare for part in parts)
-    if have_all or len(set(map(tuple, parts))) == 1:
+    if repeated > _ALL * (world - 1) * total:
         samples = f"all {world} ranks train on the same {total} samples"
         return wrong(_SAMPLES, "data-not-divided", line, samples=samples)
     is_drawn = any(len({*part}) < _DRAWN_ONCE * len(part) for part in parts)
@@ -68,10 +68,9 @@ def _of_samples(recorded: Recorded, firsts: Sequence[Event]) -> Claim:
 
 
 def _inputs(steps: Sequence[Sequence[Event]]) -> list[list[int]]:
-    """Return what the models of each rank got, of steps with different samples."""
-    inputs = [[tuple(chain(*event["inputs"])) for event in step] for step in steps]
-    varied = [step for step in inputs if all(len({*samples}) > 1 for samples in step)]
-    return [[*chain(*samples)] for samples in zip(*varied, strict=True)]
+    """Return what the models of each rank got."""
+    inputs = ([chain(*event["inputs"]) for event in step] for step in steps)
+    return [[*chain(*samples)] for samples in zip(*inputs, strict=True)]
 
 
 def _of_epochs(trained: Sequence[Event]) -> Iterator[Claim]:
@@ -110,12 +109,7 @@ def _of_evaluation(recorded: Recorded) -> Iterator[Claim]:
     evaluated = [[one for one in events if one["evaluates"] and not one["trains"]] for events in recorded.of("pass")]
     firsts = [passes[0] for passes in evaluated if passes]
     parts = [{*one["indices"], *one["rest"]} for one in firsts]
-    if (
-        len(firsts) < len(evaluated)
-        or not all(parts)
-        or len({one.get("samples") for one in firsts}) > 1
-        or all(part == parts[0] for part in parts)
-    ):
+    if len({one.get("samples") for one in firsts}) > 1 or all(part == parts[0] for part in parts):
         return
     between = [[*group] for _, group in groupby(recorded.ranks[0], lambda event: event["event"] == "step")]
     kinds = {event["event"] for group in between if firsts[0] in group for event in group}
