@@ -149,7 +149,7 @@ def test_parameters_that_are_averaged_after_each_step_make_up_for_gradients() ->
         ((EVEN, ODD), {}, "right"),
         ((ALL, ALL[::-1]), {"sampler": "RandomSampler"}, "data-not-divided"),
         ((EVEN, [*EVEN[:6], "1", "3"]), {}, "data-overlaps"),
-        (([*EVEN[:4], *EVEN[:4]], [*EVEN[:4], *EVEN[:4][::-1]]), {}, "right"),  # drawn with repetition
+        ((ALL[:10] * 2, ALL[4:14] * 2), {}, "right"),  # drawn with repetition
         ((EVEN[:3], ODD[:3]), {}, "open"),
         ((EVEN, EVEN), {}, "data-not-divided"),
         ((EVEN, EVEN), {"contents": None}, "open"),
