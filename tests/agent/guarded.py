@@ -23,6 +23,7 @@ from typing import IO, Any
 
 from ddplaunch.agent.end.ended import EndedRun
 from ddplaunch.agent.protocol import RankFailure, receive, send
+from ddplaunch.machine.processes.process_table import read_stat
 from ddplaunch.values.variable_names import SETTINGS
 
 ROOT = Path(__file__).parents[2]
@@ -56,11 +57,8 @@ def until(condition: Callable[[], object], what: str, patience_s: float = PATIEN
 
 def runs(pid: int) -> bool:
     """Whether there is such a process, zombies not counted."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
+    seen = read_stat(pid)
+    return seen is not None and seen.alive
 
 
 def waits_for(file: Path) -> str:
@@ -156,13 +154,9 @@ class Guarded:
 
     def _has_heard(self) -> bool:
         """Whether the guard has taken all messages and sleeps again, or is stopped or gone."""
-        try:
-            state = Path(f"/proc/{self.guard.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return True
-        left = bytearray(4)
+        guard, left = read_stat(self.guard.pid), bytearray(4)
         fcntl.ioctl(self.channel, termios.TIOCOUTQ, left)
-        return state in "TtZX" or (state == "S" and not any(left))
+        return guard is None or guard.state in "TtZX" or (guard.state == "S" and not any(left))
 
     def end(self, state: str = "succeeded", **more: Any) -> tuple[int, EndedRun]:
         """Say ``end`` and return the answer and what the guard saw."""

@@ -23,7 +23,7 @@ LAST: dict[str, Any] = {"op": "end", "state": "failed", "signal": None, "failure
 if __name__ == "__main__":
     folder, mode, *programs = sys.argv[1:]
     signal.signal(signal.SIGTERM, lambda *_: None)
-    limits = {"timeout_s": 3 * SLOWNESS, "grace_s": SLOWNESS} if mode == "deaf" else {}
+    limits = {"timeout_s": 2 * SLOWNESS, "grace_s": SLOWNESS / 2} if mode == "deaf" else {}
     guarded = Guarded(Path(folder), 1, 2, **limits)
     guarded.attempt(programs, announce=mode != "unannounced")
     if mode in ("speaks", "hurries"):

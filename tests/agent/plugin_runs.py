@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.machine.processes.process_table import is_ending, pids, read_stat
 from tests.agent.guarded import SLOWNESS
 from tests.hosts.launching import clean_environment, ddplaunch
 
 DEADLINE_S = 120 * SLOWNESS
 #: Launches of other tests, which run at the same time in other processes, are not to be taken for this one.
 RUN_ID = f"r{os.getpid()}"
-_EXITING = 0x4  # PF_EXITING, among the flags of proc_pid_stat(5)
 
 #: What a rank does is its first argument. It marks that it runs by a file, so that tests need no sleep.
 SCRIPT = r"""
@@ -213,16 +213,7 @@ def within(true: Callable[[], bool], run: Run | None = None, deadline_s: float =
 
 def children(pid: int) -> list[int]:
     """The children of a process whose parent it still is."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[1]) == pid and fields[0] != "Z":
-                found.append(int(entry.name))
-    return found
+    return [one.pid for one in map(read_stat, pids()) if one is not None and one.parent == pid and one.alive]
 
 
 def of_folder(folder: Path) -> list[str]:
@@ -231,12 +222,8 @@ def of_folder(folder: Path) -> list[str]:
     One that is about to end does not count: its pipes may be closed a moment before it is gone.
     """
     found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                if fields[0] not in "ZX" and not int(fields[6]) & _EXITING and (entry / "cwd").readlink() == folder:
-                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-            except OSError:
-                continue
+    for one in map(read_stat, pids()):
+        with suppress(OSError):
+            if one is not None and not is_ending(one) and Path(f"/proc/{one.pid}/cwd").readlink() == folder:
+                found.append(Path(f"/proc/{one.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode())
     return found

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -72,32 +71,6 @@ def test_taskset_wins_and_ranks_share_what_it_leaves(tmp_path: Path) -> None:
     assert cpus(tmp_path) == [[MINE[1]]] * 2
     assert f"CPUs {MINE[1]} of " in said and "bound by what started ddplaunch" in said
     assert "warning[cpus-short]" in said
-
-
-@pytest.mark.root
-def test_a_cpuset_is_named_and_its_cpus_are_divided(tmp_path: Path) -> None:
-    """On one CPU nothing is to be divided, so ranks are not bound there; a cpuset of all CPUs is none."""
-    base = levels("cpuset")
-    folder = Path(base.folders[0]) / "ddplaunch-test-cpus" if base.folders else None
-    if folder is None or os.geteuid() != 0:
-        pytest.skip("needs root and a mounted cgroup hierarchy")
-    try:
-        folder.mkdir()
-        if base.version == 1:
-            (folder / "cpuset.mems").write_text((folder.parent / "cpuset.mems").read_text())
-        (folder / "cpuset.cpus").write_text(str(MINE[1]))
-    except OSError as error:
-        with suppress(OSError):
-            folder.rmdir()
-        pytest.skip(f"no cpuset can be made here: {error}")
-    enter = f"open('{folder}/cgroup.procs', 'w').write(str(os.getpid())); "
-    code = f"import os, sys; {enter}os.execv(sys.argv[1], sys.argv[1:])"
-    try:
-        said = run(tmp_path, "--placement", "cores", before=[sys.executable, "-c", code])
-        assert cpus(tmp_path) == [[MINE[1]]] * 2
-        assert f"not bound: 1 physical core for 2 ranks; 1 of {os.cpu_count()} CPUs are usable" in said
-    finally:
-        folder.rmdir()
 
 
 def test_cpus_that_are_gone_leave_ranks_unbound(tmp_path: Path) -> None:

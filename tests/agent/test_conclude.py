@@ -55,6 +55,18 @@ def ended(*attempts: EndedAttempt, **changes: object) -> EndedRun:
     return replace(run, **changes)  # type: ignore[arg-type]
 
 
+def told(settings: Settings, run: EndedRun, status: int) -> str:
+    """Conclude a run whose exit status is ``status``; return what is said."""
+    texts: list[str] = []
+    assert conclude(settings, run, texts.append, lambda _: None) == status
+    return "".join(texts)
+
+
+def recorded(settings: Settings) -> dict[str, Any]:
+    outcome: dict[str, Any] = json.loads((Path(settings.directory) / "outcome.json").read_text())
+    return outcome
+
+
 TERMINATED: dict[str, Any] = {"exit_code": None, "signal": "SIGTERM", "ended_by": "launcher"}
 
 
@@ -63,12 +75,10 @@ def test_ranks_that_torchrun_ended_have_not_failed(tmp_path: Path, monkeypatch: 
     settings = Settings(directory=str(tmp_path), node=1)
     both = attempt(rank(2, **(TERMINATED | {"exit_code": 1, "signal": None})), rank(3, **TERMINATED))
     assert first_failed(both.ranks, 2, both.first) is None and ended(both, state="error").exit_status(None) == 1
-    alone, heard = Heard(), Heard()
-    assert conclude(settings, ended(both, state="error", error="RendezvousConnectionError: gone"), alone) == 1
-    assert "other node" not in alone.text and attempt_ended(settings, both) == ("", False), "there is none"
+    run = ended(both, state="error", error="RendezvousConnectionError: gone")
+    assert "other node" not in told(settings, run, 1) and attempt_ended(settings, both) == ("", False), "there is none"
     monkeypatch.setenv("DDPLAUNCH_NNODES", "2")
-    assert conclude(settings, ended(both, state="error", error="RendezvousConnectionError: gone"), heard) == 1
-    assert "no rank failed on this node" in heard.text
+    assert "no rank failed on this node" in told(settings, run, 1)
     text, final = attempt_ended(settings, both)
     assert "was ended by another node" in text and not final
 
@@ -105,14 +115,6 @@ def test_last_words(tmp_path: Path) -> None:
     assert last_lines(RankOutcome(0, 0, "node-1", out="none"), tmp_path, {}) == ()
 
 
-class Heard:
-    def __init__(self) -> None:
-        self.text = ""
-
-    def __call__(self, text: str) -> None:
-        self.text += text
-
-
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.chdir(tmp_path)
@@ -130,15 +132,13 @@ def two_ranks(number: int = 0) -> EndedAttempt:
 
 
 def test_failed_run_is_recorded_and_told(settings: Settings) -> None:
-    heard = Heard()
-    assert conclude(settings, ended(two_ranks()), heard) == 1
-    lines = heard.text.splitlines()
+    lines = told(settings, ended(two_ranks()), 1).splitlines()
     assert lines[0] == "ddplaunch: failed (exit status 1) after 10 s, record in runs/r"
     assert lines[1].startswith("error[script-exception]: ") and "bad batch" in lines[1]
     assert "runs/r/node-0/attempt-0/rank-1.out:7" in lines[2] and lines[-1].startswith("  fix: ")
     path = Path(settings.directory) / "outcome.json"
     assert oct(path.stat().st_mode & 0o777) == "0o600"
-    outcome = json.loads(path.read_text())
+    outcome = recorded(settings)
     assert outcome["schema"] == 1 and outcome["first_failed_rank"] == 1 and outcome["state"] == "failed"
     ranks = outcome["attempts"][0]["ranks"]
     assert outcome["diagnosis"]["exception"] == {
@@ -153,9 +153,8 @@ def test_failed_run_is_recorded_and_told(settings: Settings) -> None:
 
 def test_the_rank_that_the_evidence_accuses_failed_first(settings: Settings) -> None:
     both = attempt(rank(0, exit_code=1, ended_s=4.0), rank(1, exit_code=1, ended_s=5.0), first=0)
-    assert conclude(settings, ended(both), Heard()) == 1
-    recorded = json.loads((Path(settings.directory) / "outcome.json").read_text())
-    assert recorded["first_failed_rank"] == recorded["diagnosis"]["rank"] == 1
+    told(settings, ended(both), 1)
+    assert recorded(settings)["first_failed_rank"] == recorded(settings)["diagnosis"]["rank"] == 1
 
 
 @pytest.mark.parametrize(
@@ -176,13 +175,13 @@ def test_the_node_that_failed_first_explains_the_end(
     Path(f"{settings.node_directory}/attempt-0/rank-3.out").write_text(
         "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:598] Connection closed by peer [10.0.0.2]:1\n"
     )
-    unexplained = short_outcome(replace(there, diagnosis=None))
-    assert conclude(settings, replace(run, elsewhere=unexplained), Heard(), lambda _: None) != 7
-    status = conclude(settings, replace(run, elsewhere=short_outcome(there)), Heard(), lambda _: None)
-    recorded = json.loads((Path(settings.directory) / "outcome.json").read_text())
-    (last,) = recorded["attempts"]
-    assert status == recorded["exit_status"] == {"cuda-out-of-memory": 7, "script-exception": 1, None: 0}[code]
-    for one in (recorded, last):
+    told(settings, replace(run, elsewhere=short_outcome(replace(there, diagnosis=None))), 0 if code is None else 1)
+    status = {"cuda-out-of-memory": 7, "script-exception": 1, None: 0}[code]
+    told(settings, replace(run, elsewhere=short_outcome(there)), status)
+    outcome_here = recorded(settings)
+    (last,) = outcome_here["attempts"]
+    assert outcome_here["exit_status"] == status
+    for one in (outcome_here, last):
         assert (one["diagnosis"] and one["diagnosis"]["code"]) == code
     assert last["failed"] is (code is not None)
 
@@ -198,9 +197,9 @@ def test_of_all_nodes_with_one_console_node_0_says_what_all_would(
         (left, None, 1, True),
         (killed, None, 1, True),
     ):
-        heard, run = Heard(), ended(attempt(rank(0, **TERMINATED), rank(2, ended_s=5.0, **end), first=2))
-        conclude(settings._replace(node=node), replace(run, announced=signalled), heard)
-        assert bool(heard.text) is speaks, (end, signalled, node)
+        run = ended(attempt(rank(0, **TERMINATED), rank(2, ended_s=5.0, **end), first=2), announced=signalled)
+        said = told(settings._replace(node=node), run, 143 if end is killed else 1)
+        assert bool(said) is speaks, (end, signalled, node)
 
 
 @pytest.mark.parametrize(
@@ -244,11 +243,11 @@ def test_the_scheduler_is_asked_why_it_sent_sigterm(
     limit = Diagnosis("time-limit", "observed", "the job's time is up", "why", ())
     monkeypatch.setattr("ddplaunch.hosts.slurm.job_reasons.why_ended", lambda *_: limit)
     run = ended(attempt(rank(0, **TERMINATED), rank(1, **TERMINATED)), state="signal", **changes)
-    status = conclude(settings._replace(node=node), run, Heard())
-    recorded = json.loads(next(Path(settings.directory).rglob("outcome.json")).read_text())
-    assert (recorded["diagnosis"]["code"] == "time-limit") is is_asked
     stopped = "stopped" in changes
-    assert (status, recorded["first_failed_rank"]) == ((124, 1) if stopped else (128 + changes["signal"], None))
+    told(settings._replace(node=node), run, 124 if stopped else 128 + changes["signal"])
+    outcome_here = json.loads(next(Path(settings.directory).rglob("outcome.json")).read_text())
+    assert (outcome_here["diagnosis"]["code"] == "time-limit") is is_asked
+    assert outcome_here["first_failed_rank"] == (1 if stopped else None)
 
 
 def test_attempt_that_is_followed_by_another(settings: Settings) -> None:
@@ -256,9 +255,8 @@ def test_attempt_that_is_followed_by_another(settings: Settings) -> None:
     assert not final and text.startswith("ddplaunch: attempt 1 of 4 failed: error[script-exception] ")
     assert text.rstrip().endswith("; restarting")
     assert attempt_ended(settings, attempt(rank(0), rank(1))) == ("", False), "nodes came or went"
-    bare, heard = Settings(), Heard()
-    assert conclude(bare, ended(attempt(rank(0)), state="error", error="RendezvousTimeoutError"), heard) == 1
-    assert "error[" in heard.text and "no record" in heard.text
+    said = told(Settings(), ended(attempt(rank(0)), state="error", error="RendezvousTimeoutError"), 1)
+    assert "error[" in said and "no record" in said
 
 
 @pytest.mark.parametrize(
@@ -307,59 +305,44 @@ def test_a_run_that_somebody_stopped_is_no_error() -> None:
 def test_a_failure_is_told_beside_the_run_before(settings: Settings, state: str, code: str, says: str) -> None:
     directory = record(Path(settings.directory).parents[1], "r", code={"train.py": "1"})
     earlier = record(directory.parents[1], "earlier", begun_s=100.0, code={"train.py": code})
-    heard = Heard()
-    conclude(settings, ended(two_ranks()), heard)
-    assert "earlier" not in heard.text
-    failure = json.loads((directory / "outcome.json").read_text())["diagnosis"] if state == "failed" else None
+    assert "earlier" not in told(settings, ended(two_ranks()), 1)
+    failure = recorded(settings)["diagnosis"] if state == "failed" else None
     outcome_of_run(earlier, state, diagnosis=failure, cascade=[])
-    conclude(settings, ended(two_ranks()), heard)
-    assert says in " ".join(heard.text.split())
+    assert says in " ".join(told(settings, ended(two_ranks()), 1).split())
 
 
 def test_success_is_one_line_even_without_a_disk(settings: Settings) -> None:
-    heard = Heard()
     run = ended(attempt(rank(0), rank(1)), state="succeeded")
-    assert conclude(settings, run, heard) == 0
-    assert heard.text == "ddplaunch: done after 10 s, record in runs/r\n"
-    again = attempt(rank(0), rank(1), number=1)
-    conclude(settings, replace(run, attempts=(two_ranks(), again)), Heard())
-    recorded = json.loads((Path(settings.directory) / "outcome.json").read_text())
-    assert [each["failed"] for each in recorded["attempts"]] == [True, False]
+    assert told(settings, run, 0) == "ddplaunch: done after 10 s, record in runs/r\n"
+    told(settings, replace(run, attempts=(two_ranks(), attempt(rank(0), rank(1), number=1))), 0)
+    assert [each["failed"] for each in recorded(settings)["attempts"]] == [True, False]
     directory = Path(settings.directory) / "file"
     directory.write_text("in the way")
-    heard = Heard()
-    assert conclude(settings._replace(directory=str(directory)), run, heard) == 0
-    assert "incomplete: outcome.json: Not a directory" in heard.text
+    assert "incomplete: outcome.json: Not a directory" in told(settings._replace(directory=str(directory)), run, 0)
 
 
 @pytest.mark.parametrize("observes", [True, False])
 def test_losses_that_are_not_finite_are_told_if_ranks_are_observed(settings: Settings, observes: bool) -> None:
     Path(f"{settings.node_directory}/attempt-0/rank-0.out").write_text("step 1 loss 0.5\n" + "step 2 loss nan\n" * 9)
-    heard = Heard()
-    conclude(settings._replace(observe=observes), ended(attempt(rank(0), rank(1)), state="succeeded"), heard)
-    assert ("warning[" in heard.text and "nan" in heard.text) is observes, heard.text
+    said = told(settings._replace(observe=observes), ended(attempt(rank(0), rank(1)), state="succeeded"), 0)
+    assert ("warning[" in said and "nan" in said) is observes, said
 
 
 def test_the_time_counts_from_what_the_user_typed(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     run = ended(attempt(rank(0), rank(1)), state="succeeded")
     for typed, shown in ((str(run.started_s - 5), "15 s"), ("soon", "10 s")):
         monkeypatch.setenv("DDPLAUNCH_TYPED", typed)
-        heard = Heard()
-        conclude(settings, run, heard)
-        assert heard.text == f"ddplaunch: done after {shown}, record in runs/r\n"
-    outcome = json.loads((Path(settings.directory) / "outcome.json").read_text())
-    assert outcome["started_s"] == run.started_s  # when ranks could begin
+        assert told(settings, run, 0) == f"ddplaunch: done after {shown}, record in runs/r\n"
+    assert recorded(settings)["started_s"] == run.started_s  # when ranks could begin
 
 
 def test_a_quiet_run_says_only_what_is_wrong(settings: Settings) -> None:
-    heard = Heard()
     quiet = settings._replace(quiet=True)
     fine = ended(attempt(rank(0), rank(1)), state="succeeded")
-    assert conclude(quiet, fine, heard) == 0 and heard.text == ""
-    assert conclude(quiet, replace(fine, left_over=(17,)), heard) == 0
-    assert heard.text.startswith("ddplaunch: done after "), "something had to be killed"
-    heard = Heard()
-    assert conclude(quiet, ended(two_ranks()), heard) == 1 and "error[script-exception]" in heard.text
+    assert told(quiet, fine, 0) == ""
+    killed = replace(fine, left_over=(17,))
+    assert told(quiet, killed, 0).startswith("ddplaunch: done after "), "something had to be killed"
+    assert "error[script-exception]" in told(quiet, ended(two_ranks()), 1)
 
 
 DIAGNOSIS = Diagnosis(

@@ -63,6 +63,15 @@ SLEEPS = "import time\ntime.sleep(120)\n"
 OPENS = (
     "import os\nname = os.environ['GUARD_TEST_ENDED'] + '.fifo'\nos.path.exists(name) or os.mkfifo(name)\nopen(name)\n"
 )
+BROADCASTS = WAITS.replace("all_reduce", "broadcast")
+THREAD = """
+import queue, threading
+def load():
+    raise ValueError("shard 7 is broken")
+threading.Thread(target=load, name="loader").start()
+queue.Queue().get()
+"""
+ENDED_THREAD = "a thread of rank 1 was ended by ValueError: shard 7 is broken: "
 PRINTS = "import time\nfor each in range(600):\n    print(each, flush=True)\n    time.sleep(0.1)\n"
 
 
@@ -85,28 +94,31 @@ def guarded(
         yield one, said
 
 
+HERE = "print('here', flush=True)\n"  # a busy machine takes seconds to start it
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("suspect", "words"), [(SLEEPS, "rank 1 sleeps"), (OPENS, "waits for input")])
-def test_the_rank_that_does_not_come_is_named_once(tmp_path: Path, suspect: str, words: str) -> None:
-    arrived = f"print('here', flush=True)\n{suspect}"  # a busy machine takes seconds to start it
-    with guarded(tmp_path, [WAITS, arrived, WAITS], hang_timeout_s=2.0) as (one, said):
+@pytest.mark.parametrize(
+    ("suspect", "code", "words"),
+    [
+        (HERE + SLEEPS, "collective-timeout", ["rank 1 is at <string>:", "rank 1 sleeps"]),
+        (HERE + OPENS, "collective-timeout", ["rank 1 is at <string>:", "waits for input"]),
+        (BROADCASTS, "collective-mismatch", ["in all_reduce", "rank 1 in broadcast"]),
+        (THREAD, "collective-timeout", ["rank 1 is in get at <string>:6", ENDED_THREAD]),
+    ],
+    ids=["sleeps", "opens", "another order", "a thread"],
+)
+def test_the_rank_that_does_not_come_is_named_once(tmp_path: Path, suspect: str, code: str, words: list[str]) -> None:
+    with guarded(tmp_path, [WAITS, suspect, WAITS], hang_timeout_s=2.0) as (one, said):
         until(lambda: "  fix: " in said.read_text(), "the hang is reported")
-        time.sleep(2.5)  # another time-out
+        if suspect.endswith(SLEEPS):
+            time.sleep(2.5)  # another time-out
         text = " ".join(said.read_text().split())
-        assert text.count("warning[collective-timeout]: rank 1 is at <string>:") == 1, text
-        assert "ranks 0, 2 wait in all_reduce at <string>:3" in text and words in text
+        assert text.count(f"warning[{code}]: ") == 1 and all(each in text for each in words), text
+        assert code == "collective-mismatch" or "ranks 0, 2 wait in all_reduce at <string>:3" in text, text
         (stacks,) = (one.directory / "node-0").glob("stacks-*.txt")
         assert stacks.name in text and "in all_reduce" in stacks.read_text()
         assert all(process.poll() is None for process in one.ranks.values())
-
-
-@pytest.mark.slow
-def test_collectives_in_another_order(tmp_path: Path) -> None:
-    with guarded(tmp_path, [WAITS, WAITS.replace("all_reduce", "broadcast")]) as (_, said):
-        until(lambda: "  fix: " in said.read_text(), "the hang is reported")
-        text = " ".join(said.read_text().split())
-        assert "warning[collective-mismatch]: " in text and "rank 0 in all_reduce" in text, text
-        assert "rank 1 in broadcast" in text, text
 
 
 @pytest.mark.slow
@@ -124,24 +136,6 @@ def test_a_rank_that_computes_or_prints_may_be_waited_for(tmp_path: Path, other:
         time.sleep(3)  # three time-outs; nothing is to happen in them
         assert said.read_text() == ""
         assert not list((one.directory / "node-0").glob("stacks-*.txt"))
-
-
-THREAD = """
-import queue, threading
-def load():
-    raise ValueError("shard 7 is broken")
-threading.Thread(target=load, name="loader").start()
-queue.Queue().get()
-"""
-
-
-@pytest.mark.slow
-def test_an_exception_in_a_thread_is_named_where_the_rank_then_waits(tmp_path: Path) -> None:
-    with guarded(tmp_path, [WAITS, THREAD]) as (_, said):
-        until(lambda: "  fix: " in said.read_text(), "the hang is reported")
-        text = " ".join(said.read_text().split())
-        assert "rank 1 is in get at <string>:6" in text, text
-        assert "a thread of rank 1 was ended by ValueError: shard 7 is broken: " in text, text
 
 
 # Real runs

@@ -73,9 +73,14 @@ def test_the_soft_limit_is_raised_for_recording_and_not_for_ranks(tmp_path: Path
 
 #: A point of each kind: what each process opens, creates and writes, and what recording cannot be without.
 POINTS = [
-    *(("launcher", "create", "ENOSPC", 1), ("launcher", "write", "EDQUOT", 1), ("agent", "socket", "EMFILE", 1)),
-    *(("agent", "fork", "ENOMEM", 1), ("agent", "pipe", "EMFILE", 7), ("guard", "create", "EROFS", 1)),
-    *(("guard", "write", "ENOSPC", 2), ("guard", "epoll", "ENOMEM", 1)),
+    ("launcher", "create", "ENOSPC", 1),
+    ("launcher", "write", "EDQUOT", 1),
+    ("agent", "socket", "EMFILE", 1),
+    ("agent", "fork", "ENOMEM", 1),
+    ("agent", "pipe", "EMFILE", 7),
+    ("guard", "create", "EROFS", 1),
+    ("guard", "write", "ENOSPC", 2),
+    ("guard", "epoll", "ENOMEM", 1),
 ]
 
 

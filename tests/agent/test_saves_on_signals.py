@@ -101,7 +101,9 @@ def assert_saved(launch: subprocess.Popen[bytes], folder: Path, *names: str) -> 
 
 #: Each sender with a start: cold and warm ranks keep their workers by other code.
 WAYS = [
-    *((send, "warm") for send in (by_stop, by_ctrl_c, by_the_launchers_death)),
+    (by_stop, "warm"),
+    (by_ctrl_c, "warm"),
+    (by_the_launchers_death, "warm"),
     (to_every_process, "cold"),
 ]
 

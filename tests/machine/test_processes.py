@@ -156,7 +156,8 @@ GUARDED = {**OURS, **ELASTIC, LAUNCH: "a"}
         ((process(20, environment=GUARDED), GUARD._replace(environment=GUARDED)), []),  # it is being ended
         ((process(20, environment={**GUARDED, LAUNCH: "b"}), GUARD._replace(environment=GUARDED)), [20]),
         ((process(20, name="tmux: server", command=("tmux",), environment=ELASTIC),), []),
-        *(((process(20, environment={**ELASTIC, name: None}),), []) for name in ("LOCAL_RANK", "TORCHELASTIC_RUN_ID")),
+        ((process(20, environment={**ELASTIC, "LOCAL_RANK": None}),), []),
+        ((process(20, environment={**ELASTIC, "TORCHELASTIC_RUN_ID": None}),), []),
         ((process(20, state="Z", environment=ELASTIC),), []),
         ((process(20, environment=None),), []),
         ((process(20, command=TORCHRUN, environment=ELASTIC),), []),

@@ -51,10 +51,8 @@ def seeded(folder: Path, elsewhere: Path | None = None) -> Path:
     tree, elsewhere = folder / "tree", elsewhere or folder / "elsewhere"
     for place in (tree / "ckpt", tree / ".ddplaunch", elsewhere):
         place.mkdir(parents=True)
-    for path in (
-        *(tree / name for name in ("model.pt", "log.csv", "ckpt/first.pt", "ckpt/last.pt")),
-        elsewhere / "x.bin",
-    ):
+    names = ("model.pt", "log.csv", "ckpt/first.pt", "ckpt/last.pt")
+    for path in (elsewhere / "x.bin", *(tree / name for name in names)):
         path.write_bytes(path.name.encode() * 3)
     (tree / "latest").symlink_to("ckpt/last.pt")
     (tree / "data").symlink_to(elsewhere)

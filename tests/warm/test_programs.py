@@ -30,10 +30,9 @@ COMMANDS = [
     ["folder", "argument"],
     ["folder", "fail"],
     ["broken_syntax.txt"],
-    ["with_bom.py"],
+    ["with_bom.txt"],
     ["in_latin.txt"],
     ["in_no_encoding.txt"],
-    ["in_future.py"],
     ["program.zip", "argument"],
     ["nowhere.py"],
 ]
@@ -91,6 +90,7 @@ def test_same_end(ends_of: dict[str, dict[str, Any]], command: str) -> None:
 def test_programs_ended_in_different_ways(ends_of: dict[str, dict[str, Any]]) -> None:
     codes = {end["cold"]["code"] for end in ends_of.values()}
     assert codes >= {0, 1, 2, 3, 5, 7, -2, -9, -11, -15}
+    assert f"{len(COMMANDS)} ways for a program to end" in (ROOT / "docs/warm-start.md").read_text()
 
 
 @pytest.mark.slow
