@@ -86,22 +86,11 @@ def test_ranks_that_torchrun_ended_have_not_failed(tmp_path: Path, monkeypatch: 
 STOPPED = Diagnosis("collective-timeout", "likely", "what", "why", ())
 
 
-def failure(number: int, exit_code: int, timestamp_s: int = 5) -> RankFailure:
-    return RankFailure(rank=number, local_rank=number, pid=9, exit_code=exit_code, timestamp_s=timestamp_s)
-
-
-@pytest.mark.parametrize(
-    ("run", "first", "status", "state"),
-    [
-        (ended(), rank(1, exit_code=None, signal="signal 36"), 164, "failed"),
-        (ended(state="signal", signal=15), rank(1, exit_code=1), 143, "terminated"),
-        (ended(failures=(failure(0, -15, 1), failure(1, -11))), None, 139, "failed"),
-        (ended(state="signal", stopped=STOPPED), None, 124, "failed"),
-        (ended(state="error", launcher_died=True), rank(1, exit_code=1), 137, "killed"),
-    ],
-)
-def test_exit_status_and_state(run: EndedRun, first: RankOutcome | None, status: int, state: str) -> None:
-    assert (run.exit_status(first), run.run_state()) == (status, state)
+def test_the_exit_status_of_what_the_guard_saw() -> None:
+    seen_by_torchrun = RankFailure(rank=0, local_rank=0, pid=9, exit_code=-11, timestamp_s=5)
+    assert ended(failures=(seen_by_torchrun,)).exit_status(None) == 139
+    assert ended().exit_status(rank(1, exit_code=None, signal="signal 36")) == 164
+    assert ended(state="error", launcher_died=True).exit_status(rank(1, exit_code=1)) == 137
 
 
 def test_last_words(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pty
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -67,6 +69,19 @@ def test_only_who_looks_at_a_terminal_is_told_what_goes_on(
     assert sitecustomize.is_watched() is watched
     monkeypatch.setattr(os, "environ", {"TERM": "xterm"})  # torchrun without ddplaunch, or with --no-capture
     assert not sitecustomize.is_watched()
+
+
+def test_a_terminal_of_another_session_ends_no_import() -> None:
+    program = (
+        "import signal; from ddplaunch.agent.rank_site import sitecustomize; sitecustomize._show_import()\n"
+        "signal.raise_signal(signal.SIGALRM); print('goes on', signal.getitimer(signal.ITIMER_REAL))"
+    )
+    master, slave = pty.openpty()
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=slave, start_new_session=True, check=False)
+    os.close(slave)
+    os.close(master)
+    assert (done.returncode, done.stdout) == (0, b"goes on (0.0, 0.0)\n")
 
 
 def test_failures_of_torchrun() -> None:

@@ -40,11 +40,7 @@ def test_a_rank_its_session_and_nobody_else() -> None:
     ]
     assert [one.pid for one in of_ranks(table, {10: owner(10, 100)})] == [10, 11, 12]
     assert (table[0].name, table[0].alive) == ("a) R (b", True) and not row(7, 1, 7, 90, b"Z").alive
-
-
-def test_a_number_that_was_given_again_is_a_stranger() -> None:
-    table = [row(10, 1, 10, 40), row(11, 10, 10, 45)]
-    assert of_ranks(table, {10: owner(10, 50)}) == []
+    assert of_ranks([row(10, 1, 10, 40), row(11, 10, 10, 45)], {10: owner(10, 50)}) == [], "its number was given again"
 
 
 def test_a_rank_that_nobody_told_of_is_found_by_the_token_of_its_launch() -> None:

@@ -13,29 +13,9 @@ from typing import Any, NoReturn
 
 import pytest
 
+from ddplaunch.agent import torch_names
 from ddplaunch.agent.rank_site import ddplaunch_marks, ddplaunch_observer, ddplaunch_phases
-from ddplaunch.agent.torch_names import (
-    CLOSE,
-    CLOSE_RANK,
-    DDP_TIMES,
-    ENGINE,
-    FETCH,
-    GET_ITERATOR,
-    GROUPS,
-    ITERATOR,
-    MONITOR,
-    ON_SIGNAL,
-    POPEN,
-    SEQUENCE,
-    SPREAD,
-    START,
-    TORCH_NAMES,
-    WORK_WAIT,
-    WORKER_SIGNALS,
-    WRAPPED,
-    TorchName,
-    unknown_names,
-)
+from ddplaunch.agent.torch_names import TORCH_NAMES, TorchName, unknown_names
 from ddplaunch.agent.torch_patches import (
     RankCpus,
     judge_failures,
@@ -69,8 +49,8 @@ def test_the_installed_torch_has_the_name(name: TorchName) -> None:
 
 
 def test_a_name_is_expected_since_it_was_first_seen() -> None:
-    assert not CLOSE_RANK.expected_in("2.6.0+cu124")
-    assert all(CLOSE_RANK.expected_in(each) for each in ("2.13.0a0+git1234", "3.0", "of our own"))
+    assert not torch_names.CLOSE_RANK.expected_in("2.6.0+cu124")
+    assert all(torch_names.CLOSE_RANK.expected_in(each) for each in ("2.13.0a0+git1234", "3.0", "of our own"))
 
 
 def test_every_name_has_a_fallback() -> None:
@@ -132,7 +112,7 @@ def never(*_: object) -> NoReturn:
 
 
 def workers_die_of_sigterm() -> None:
-    module, before = WORKER_SIGNALS.owner(), multiprocessing.popen_fork.Popen.terminate
+    module, before = torch_names.WORKER_SIGNALS.owner(), multiprocessing.popen_fork.Popen.terminate
     ddplaunch_marks._say(ddplaunch_marks.spare_workers, module)
     assert not hasattr(module, "_set_worker_signal_handlers")
     assert multiprocessing.popen_fork.Popen.terminate is before
@@ -157,7 +137,7 @@ def ranks_are_not_bound() -> None:
 def measured_without(name: TorchName) -> None:
     """The module's functions are looked for when it has run, and what that raises is let go."""
     rank = ddplaunch_phases._Rank("/dev/null/none")
-    look = {ENGINE: rank.engine, WORK_WAIT: rank.collectives}.get(name, rank.dataloaders)
+    look = {torch_names.ENGINE: rank.engine, torch_names.WORK_WAIT: rank.collectives}.get(name, rank.dataloaders)
     ddplaunch_marks.after_import({name.module: look})
 
 
@@ -171,12 +151,14 @@ def phases_end() -> None:
 
 def observed_without(name: TorchName) -> None:
     observer = ddplaunch_observer._Observer("/dev/null/none")
-    ddplaunch_marks.after_import({name.module: observer.dataloaders if name is ITERATOR else observer.parallel})
+    ddplaunch_marks.after_import(
+        {name.module: observer.dataloaders if name is torch_names.ITERATOR else observer.parallel}
+    )
 
 
 def no_collectives_are_counted() -> None:
-    world = GROUPS.value()
-    group = sys.modules[SEQUENCE.module].ProcessGroup(0, 1)
+    world = torch_names.GROUPS.value()
+    group = sys.modules[torch_names.SEQUENCE.module].ProcessGroup(0, 1)
     if world is not None:
         world.pg_map[group] = ("gloo", None)
     try:
@@ -188,18 +170,21 @@ def no_collectives_are_counted() -> None:
 
 #: What uses each name. It raises nothing without it, and puts nothing in its place.
 WITHOUT: dict[TorchName, Callable[[], None]] = {
-    SPREAD: skip_the_spread,
-    START: partial(notice_start, never),
-    MONITOR: partial(judge_failures, never),
-    CLOSE: partial(wait_for_ranks, 1.0, never),
-    CLOSE_RANK: spare_children_of_ranks,
-    WORKER_SIGNALS: workers_die_of_sigterm,
-    ON_SIGNAL: signals_stay_torchs,
-    POPEN: ranks_are_not_bound,
-    DDP_TIMES: phases_end,
-    **{each: partial(measured_without, each) for each in (ENGINE, FETCH, WORK_WAIT, GET_ITERATOR)},
-    **{each: partial(observed_without, each) for each in (ITERATOR, WRAPPED)},
-    **dict.fromkeys((GROUPS, SEQUENCE), no_collectives_are_counted),
+    torch_names.SPREAD: skip_the_spread,
+    torch_names.START: partial(notice_start, never),
+    torch_names.MONITOR: partial(judge_failures, never),
+    torch_names.CLOSE: partial(wait_for_ranks, 1.0, never),
+    torch_names.CLOSE_RANK: spare_children_of_ranks,
+    torch_names.WORKER_SIGNALS: workers_die_of_sigterm,
+    torch_names.ON_SIGNAL: signals_stay_torchs,
+    torch_names.POPEN: ranks_are_not_bound,
+    torch_names.DDP_TIMES: phases_end,
+    **{
+        each: partial(measured_without, each)
+        for each in (torch_names.ENGINE, torch_names.FETCH, torch_names.WORK_WAIT, torch_names.GET_ITERATOR)
+    },
+    **{each: partial(observed_without, each) for each in (torch_names.ITERATOR, torch_names.WRAPPED)},
+    **dict.fromkeys((torch_names.GROUPS, torch_names.SEQUENCE), no_collectives_are_counted),
 }
 
 
@@ -234,7 +219,7 @@ def test_a_function_with_other_parameters_is_told_and_left_alone(
     told = capfd.readouterr().err.splitlines()
     assert told[0].endswith("is unlike those that this ddplaunch knows, which does without:")
     assert told[1:] == [f"ddplaunch:   `{name.name}`: {name.fallback}"]
-    for one in (SPREAD, START, MONITOR, CLOSE, CLOSE_RANK):
+    for one in (torch_names.SPREAD, torch_names.START, torch_names.MONITOR, torch_names.CLOSE, torch_names.CLOSE_RANK):
         WITHOUT[one]()
     RankCpus(["0"], lambda _: None).bind()
     assert name.value() is elsewise
@@ -249,7 +234,7 @@ def test_only_a_node_that_is_alone_skips_the_random_pause(
 
     monkeypatch.setenv("DDPLAUNCH_NNODES", nodes)
     paused: list[object] = []
-    module = SPREAD.owner()
+    module = torch_names.SPREAD.owner()
     monkeypatch.setattr(module, "_delay", lambda seconds: paused.append(seconds))
     logs: Any = SimpleNamespace(_say=never)
     assert CapturedLogs._prepared(logs, Settings()) is None

@@ -35,18 +35,17 @@ MACHINES: dict[str, tuple[int, list[str]]] = {
     "not loaded": (8, ["system init 9"]),
 }
 Probe = Callable[[str], NvmlFacts]
+Answers = dict[str, tuple[NvmlFacts | Unavailable, str | None]]
 
 
 @pytest.fixture(scope="module")
-def answers(
-    fake_nvml_library: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, tuple[NvmlFacts | Unavailable, str | None]]:
+def answers(fake_nvml_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Answers:
     fake = FakeNvml(fake_nvml_library, tmp_path_factory.mktemp("states"))
     return dict(zip(MACHINES, fake.probes(*MACHINES.values()), strict=True))
 
 
 @pytest.fixture
-def probe(answers: dict[str, tuple[NvmlFacts | Unavailable, str | None]]) -> Probe:
+def probe(answers: Answers) -> Probe:
     """``probe(name)`` is what NVML says of a machine on which it works."""
 
     def found(name: str) -> NvmlFacts:
@@ -133,9 +132,7 @@ def test_mig_devices_are_listed(probe: Probe) -> None:
 @pytest.mark.parametrize(
     ("name", "text"), [("mismatch", "Driver/library version mismatch"), ("not loaded", "Driver Not Loaded")]
 )
-def test_nvml_that_does_not_start_says_why(
-    answers: dict[str, tuple[NvmlFacts | Unavailable, str | None]], name: str, text: str
-) -> None:
+def test_nvml_that_does_not_start_says_why(answers: Answers, name: str, text: str) -> None:
     assert answers[name] == (Unavailable(f"NVML does not start: {text}"), text)
 
 

@@ -222,8 +222,14 @@ def _show_import() -> None:
     """Show every second that torchrun imports torch, unless a prompt is there (`bg`); the plug-in ends it."""
     import signal
 
-    line = "torchrun imports torch"
-    signal.signal(signal.SIGALRM, lambda *_: os.tcgetpgrp(2) == os.getpgrp() and os.write(2, starting_line(line)))
+    def show(*_: object) -> None:
+        try:
+            if os.tcgetpgrp(2) == os.getpgrp():
+                os.write(2, starting_line("torchrun imports torch"))
+        except OSError:  # a terminal of another session, as under `setsid`, or one that was closed
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    signal.signal(signal.SIGALRM, show)
     signal.siginterrupt(signal.SIGALRM, False)
     signal.setitimer(signal.ITIMER_REAL, 0.5, 1)
 
