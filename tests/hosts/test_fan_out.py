@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -23,7 +24,14 @@ from ddplaunch.records.launchers import Launched, Place
 from ddplaunch.values.finding import RefusedError
 
 DROPPED = "kex_exchange_identification: Connection closed by remote host"
-ANSWER = "".join(f"\\{byte:03o}" for byte in GREETING + json_line({"ok": True}))
+
+
+def octal(data: bytes) -> str:
+    """Return ``data`` as printf takes it."""
+    return "".join(f"\\{byte:03o}" for byte in data)
+
+
+ANSWER = octal(GREETING + json_line({"ok": True}))
 
 
 def answering(folder: Path, drops: int) -> Callable[[str], list[str]]:
@@ -156,3 +164,31 @@ def test_a_host_without_an_echo_is_waited_for_once(
     link.send = send  # type: ignore[method-assign]
     assert links.run(collect._clock(link)) == collect._UNKNOWN_CLOCK
     assert sent == ["clock"]
+
+
+@pytest.mark.parametrize(
+    ("end", "said", "problem"),
+    [
+        ("""echo '{"a": 1}'; exit 0""", {0: {"a": 1}}, None),
+        ("""printf '{"a":'; sleep 0.1; echo ' 2}'; exit 1""", {0: {"a": 2}}, None),  # in pieces, with findings
+        ("exit 3", {}, "host-silent"),
+        ("exec sleep 600", {}, "host-unreachable"),
+        (None, {}, "host-session-failed"),
+    ],
+)
+def test_each_host_runs_the_command_on_its_part_and_a_silent_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str | None, said: dict[int, Any], problem: str | None
+) -> None:
+    place = Place(0, "gpu-x", "python", "/runs/there/one")
+    asking = EachHost(Launched("one", tmp_path, "here", "boot", 1, 1, (place,), launch="token"), "stop", "--json")
+    program = f"printf '{octal(GREETING)}'; read order; echo \"$order\" > {tmp_path}/order; {end}"
+    argv = ["false"] if end is None else ["bash", "-c", program]
+    monkeypatch.setattr(asking, "_start", lambda name: asking._links.open(name, argv))
+    monkeypatch.setattr("ddplaunch.hosts.session.links._CLOSING_S", 0.1)
+    with asking:
+        assert asking.nodes == (() if end is None else (0,))
+        assert asking.answers(0.2 if problem == "host-unreachable" else 60) == said
+    assert [(each.code, each.where) for each in asking.problems] == ([(problem, ("gpu-x",))] if problem else [])
+    if said:
+        order = {"what": "command", "words": ["stop", "/runs/there/one@token", "--json"]}
+        assert json.loads((tmp_path / "order").read_text()) == order
