@@ -39,6 +39,7 @@ def test_all_come_and_the_port_is_free_at_once(port: int, monkeypatch: pytest.Mo
             store.bind(("::", port))
             store.listen()
     assert all(verdict.go and not verdict.findings and verdict.run_id == "run" for verdict in verdicts)
+    assert gathering.shown[0][-1].missing == ()
     assert len(watched) == 4, "a host that loses its power is noticed by both sides of each connection"
     (identity,) = {verdict.rendezvous_id for verdict in verdicts}
     assert identity is not None and identity.startswith("id-") and len(identity) > 8
@@ -80,17 +81,24 @@ def test_who_is_missing_is_named_everywhere(port: int) -> None:
             assert "`--join-timeout 30m`" in finding.fix
 
 
+def times_out(*_: object) -> None:
+    raise TimeoutError
+
+
 @pytest.mark.parametrize(
     ("address", "reason"),
     [
         ("127.0.0.1", "connection refused"),
         ("no-such-host.invalid", "the name `no-such-host.invalid` does not resolve"),
+        ("127.0.0.2", "nothing came back, as with a firewall or a host that is down"),
     ],
 )
 def test_node_0_does_not_call(port: int, address: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = Unavailable("`no-such-host.invalid` does not resolve")  # a child process takes long to find that out
     if address == "no-such-host.invalid":
         monkeypatch.setattr("ddplaunch.machine.network.look_up", lambda *_: lambda: answer)
+    elif address == "127.0.0.2":
+        monkeypatch.setattr("socket.socket.connect", times_out)
     with Gathering(port, timeout_s=0.2) as gathering:
         gathering.call = replace(gathering.call, address=address)
         verdict = gathering.node(1).result(60)

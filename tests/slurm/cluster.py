@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -135,13 +135,17 @@ class Cluster:
 
     def finished(self, job: str, timeout_s: float = 120) -> dict[str, str]:
         """Wait for the end of a job and return what ``scontrol show job`` says of it."""
+        return self.shown(job, lambda fields: fields.get("JobState") in _OVER, timeout_s)
+
+    def shown(self, job: str, holds: Callable[[dict[str, str]], bool], timeout_s: float = 120) -> dict[str, str]:
+        """Wait until what ``scontrol show job`` says of a job ``holds``, and return it."""
         deadline = time.monotonic() + timeout_s
         while True:
             shown = self.run(["scontrol", "show", "job", "-o", job], self.folder).stdout
             fields = dict(word.partition("=")[::2] for word in shown.split() if "=" in word)
-            if fields.get("JobState", "PENDING") in _OVER:
+            if holds(fields):
                 return fields
-            assert time.monotonic() < deadline, f"job {job} did not end: {shown}"
+            assert time.monotonic() < deadline, f"job {job} is still so: {shown}"
             time.sleep(0.3)
 
     def _write(self) -> None:

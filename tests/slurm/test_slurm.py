@@ -172,14 +172,7 @@ def test_a_signal_is_handed_on_and_the_job_queued_again_once(cluster: Cluster, p
     job = submit(cluster, place, "2x1", "--gpus-per-node", "1", "--signal", "USR1@120", "--requeue", "--", "save.py")
     within(lambda: (place / "ready-0").exists() and (place / "ready-1").exists())
     cluster.run(["scancel", "--batch", "--signal=USR1", job], place)  # what Slurm does before the limit
-    shown = ""
-
-    def waits_again() -> bool:
-        nonlocal shown
-        shown = cluster.run(["scontrol", "show", "job", job], place).stdout
-        return "Restarts=1" in shown and "JobState=PENDING" in shown
-
-    within(waits_again)
+    cluster.shown(job, lambda fields: (fields["Restarts"], fields["JobState"]) == ("1", "PENDING"))
     assert (place / "checkpoint-0").read_text() == (place / "checkpoint-1").read_text() == "SIGUSR1"
     said = " ".join((place / f"slurm-{job}.out").read_text().split())
     assert said.count("error[") == 1 and "ended with exit code 75 after SIGUSR1, " in said, said
@@ -187,11 +180,11 @@ def test_a_signal_is_handed_on_and_the_job_queued_again_once(cluster: Cluster, p
 
     time.sleep(3)  # a job that starts in the second in which it was killed is refused by its node
 
-    def begun() -> bool:
+    def begins(fields: dict[str, str]) -> bool:
         cluster.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], place)  # it would wait two minutes
-        return "JobState=PENDING" not in cluster.run(["scontrol", "show", "job", job], place).stdout
+        return fields["JobState"] != "PENDING"
 
-    within(begun)
+    cluster.shown(job, begins)
     ended = cluster.finished(job)
     log = (place / f"slurm-{job}.out").read_text()
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log
