@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from ddplaunch.hosts.session import collect
 from ddplaunch.hosts.session.answers import Question
 from ddplaunch.hosts.session.collect import ask_all
 from ddplaunch.hosts.session.each_host import EachHost
-from ddplaunch.hosts.session.fan_out import TRIES, FanOut, delay_s
+from ddplaunch.hosts.session.fan_out import TRIES, FanOut, delay_s, window_of
 from ddplaunch.hosts.session.links import Link, Links
 from ddplaunch.hosts.ssh import was_dropped
 from ddplaunch.machine.facts import ProbeRequest
@@ -115,11 +117,15 @@ def test_what_a_drop_is(status: int | None, said: str, dropped: bool) -> None:
 
 def test_window_halves_once_for_a_burst_and_grows_again(links: Links, tmp_path: Path) -> None:
     command = answering(tmp_path, 0)
-    order = FanOut(links, lambda name: links.open(name, command(name)), 60, most=8)
+    start = partial(links.open, argv=command("any"))
+    assert FanOut(links, start, 60)._free == window_of(len(os.sched_getaffinity(0)))
+    order = FanOut(links, start, 60, most=8)
     for now in (10.0, 10.1, 10.2):
         order._dropped(now)
     assert order._free == 4
-    links.run(order.reach([f"host{number}" for number in range(48)]))  # each lets it grow by a part of its size
+    links.run(order.reach([f"host{number}" for number in range(4)]))  # each lets it grow by a part of its size
+    assert order._free == 4
+    links.run(order.reach([f"host{number}" for number in range(4, 48)]))
     assert order._free == 8
     for now in range(100, 200):
         order._dropped(float(now))
