@@ -117,7 +117,7 @@ TOLD: tuple[tuple[list[dict[str, Any]], dict[str, Any], str], ...] = (
        f"the plan says 8{why}") for loader, plan, why in BATCHES),
     *((notes, {"accum": accum}, f"numbers-differ: the optimizer steps after {what}, the plan says after {accum} "
        f"(accumulation{why})") for notes, accum, what, why in STEPS),
-    ([note(0), note(1, {"batch_size": 12})], {},
+    ([note(0), note(1, {"batch_size": 12})], {"nproc": None},
      "numbers-differ: each rank loads 12 samples at a time, the plan says 8 [rank 1]"),
     (both(process_group={"size": 1, "backend": "gloo"}), {},
      "numbers-differ: the process group has 1 rank, the plan says 2"),
@@ -171,6 +171,7 @@ SILENT: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "two DataLoaders": (both(loaders=[{**LOADER, "replica": None}, {**LOADER, "batch_size": 56}]), {}),
     "batches of unknown size": (both({"batch_size": None}), {}),
     "cut into parts": (both({"batch_size": 32}), {"accum": 4}),
+    "cut into parts, two a step": (both({"batch_size": 16, "batches": [[1, 2], [2, 2], [3, 2]]}), {"accum": 4}),
     "two losses": (both(loaders=[], passes=[2, 2, 2]), {}),
     "accumulates": (both({"batches": [[1, 4], [2, 4], [3, 4]]}), {"accum": 4}),
     "fetches ahead, to the end of an epoch": (both({"batches": [[1, 3], [2, 1]]}, steps=2), {"accum": 2}),
@@ -194,14 +195,18 @@ SILENT: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     ),
     "the same model, rounded otherwise": ([note(0, sums=[1.5, 20.0]), note(1, sums=[1.501, 20.0])], {}),
     "one rank's sums": ([note(0, sums=[1.5, 20.0]), note(1, sums=None)], {}),
-    "not a number": ([note(0, sums=[1.5, 20.0]), note(1, sums=[float("nan"), 20.0])], {}),
+    "not finite": ([note(0, sums=[1.5, 20.0]), note(1, sums=[float("inf"), 20.0])], {}),
     "a sharded optimizer": (
         [note(rank, sums=[float(rank), 9.0], optimizer={"kind": "ZeroRedundancyOptimizer"}) for rank in range(2)],
         {},
     ),
     "another step": ([note(0, sums=[1.5, 20.0]), note(1, sums=[2.5, 20.0], steps=2)], {}),
     "horovod": (both(process_group=None, ddp=False, others=["horovod"]), {}),
-    "one of two has a group": ([note(0), note(1, process_group=None, ddp=False)], {}),
+    "one of two has a group": (
+        [note(0, ddp=False, exchanged=0), note(1, ddp=False, exchanged=0, process_group=None)],
+        {},
+    ),
+    "models of another library": ([note(n, sums=[float(n), 20.0], others=["deepspeed"]) for n in range(2)], {}),
     "a note of another version": (both(optimizers=None, loaders=[{}], passes="?"), {}),
     "unequal parts": ([note(0, {**ALL_PLAIN, "samples": 50}), note(1, {**ALL_PLAIN, "samples": 51})], {}),
 }
@@ -258,12 +263,13 @@ def test_a_number_that_was_not_passed_is_told_with_the_reason(looked: Look) -> N
 def test_a_rate_that_follows_from_a_wrong_batch_is_put_right_with_it(looked: Look) -> None:
     """Two fixes that are each right alone would together divide the rate twice."""
     rule = {"number": "lr", "arguments": ["--lr", "0.2"], "note": "train.py:157 multiplies it by 0.1"}
-    for size, fix in (
-        (16, "put the batch right: the script makes the rate from it"),
-        (8, "`--lr-option=--lr:base`"),
+    for size, passed, fix in (
+        (16, [], "take the factor out of the script"),
+        (16, [rule], "put the batch right: the script makes the rate from it"),
+        (8, [rule], "`--lr-option=--lr:base`"),
     ):
-        rate, *_ = looked(both({"batch_size": size}, **rates(0.04)), PLAN, plan={"passed": [rule]}).findings
-        assert rate.where == ("train.py:157",) and rate.fix.startswith(fix)
+        rate, *_ = looked(both({"batch_size": size}, **rates(0.04)), PLAN, plan={"passed": passed}).findings
+        assert rate.where == ("train.py:157",) * bool(passed) and rate.fix.startswith(fix)
 
 
 def test_the_fix_names_the_option_that_was_filled_in(looked: Look, tmp_path: Path) -> None:
@@ -305,6 +311,8 @@ def test_a_finding_names_the_line_that_was_read_for_the_number(looked: Look) -> 
     assert (rate.where, batch.where, accumulation.where) == (("train.py:5",), ("train.py:180",), ())
     assert "`-b 16` was passed (of all processes on a node: train.py:180 divides it" in batch.why
     assert batch.fix == "`--batch-option=-b:rank`, as the script takes it for the batch of one rank"
+    (smaller,) = looked(both({"batch_size": 4}), PLAN, plan={"passed": passed}).findings
+    assert smaller.fix == "give the script what it divides, 16"
 
 
 def on_gpus(*devices: str, visible: tuple[str | None, ...] = (None, None), gpus: int = 8) -> list[dict[str, Any]]:

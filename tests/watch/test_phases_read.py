@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.planning.settings import Settings
 from ddplaunch.ui.speech import findings_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.watch.phases import (
@@ -17,7 +18,9 @@ from ddplaunch.watch.phases import (
     mean_shares,
     parsed,
     phase_line,
+    phase_words,
     phases_path,
+    read_phases,
     settled,
     summed,
     waited_for,
@@ -88,6 +91,7 @@ def test_shares_are_of_the_time_and_unknown_where_ranks_cannot_tell() -> None:
         "the rest 5 %; unknown: forward"
     )
     assert summed(0, {}, [line(1, 0.0)]) is None
+    rank(0, 0.1, waits=0.25)
 
 
 def test_who_is_late_hardly_waits() -> None:
@@ -97,7 +101,9 @@ def test_who_is_late_hardly_waits() -> None:
     assert waited_for([late]) is None and waited_for([other, rank(2, 0.1, 0.01, 0.01, 0.03, 0.04)]) is None
     moment = [replace(each, steps=6, mean_s=0.005) for each in (other, late)]
     assert waited_for(moment) is None, "30 ms are a moment"
-    assert waited_for([replace(each, mean_s=5.0) for each in moment]) is not None
+    for longer in ({"mean_s": 0.5, "steps": 2}, {"steps": 10}):
+        assert waited_for([replace(each, **longer) for each in moment]) is not None
+    assert waited_for([SLOWER, SLOW]) is not None, "though no rank is to be looked at for it"
     unknown = rank(1, 0.1, 0.01, 0.05, 0.03, None)
     assert waited_for([other, unknown]) is None
 
@@ -119,48 +125,51 @@ def test_what_holds_ranks_back(expected: str, golden: Golden) -> None:
     golden(f"phases-{expected}", findings_text((found,), Terminal(80)) + "\n")
 
 
-def code(ranks: Sequence[RankPhases], cpus: int) -> str | None:
+LONELY = rank(0, 0.1, 0.0, 0.02, 0.03, 0.04)
+NO_WORKERS = {"loader": {"workers": 0}}
+#: Two loaders that are as slow: the rank whose batch comes a moment later hides that of the other, which gets ahead.
+AHEAD = [rank(0, 0.037, 0.032, 0.001, 0.002, workers=1), rank(1, 0.037, 0.001, 0.001, 0.002, 0.032, workers=1)]
+#: One of two slow loaders is a little slower at any time, and no rank is to be looked at for that.
+SLOWER, SLOW = rank(0, 0.0276, 0.0212, 0.0014, 0.0006, 0.003), rank(1, 0.0279, 0.0172, 0.0014, 0.0008, 0.007)
+#: Ranks and CPUs, and how what is said of them begins: code, what, fix.
+SAID: dict[str, tuple[Sequence[RankPhases], int, tuple[str, str, str] | None]] = {
+    "computing": ([rank(n, 0.1, 0.005, 0.03, 0.05, 0.005, 0.005, threads=4) for n in range(2)], 8, None),
+    "computing alone": ([rank(0, 0.1, 0.005, 0.03, 0.05, 0.005, 0.005, threads=4)], 8, None),
+    "in a group of one": ([replace(LONELY, facts={**LONELY.facts, "world_size": 1})], 8, None),
+    **{f"{workers} workers": ([rank(0, 0.1, 0.06, 0.02, 0.02, workers=workers)], 8, ("input-bound", "", more))
+       for workers, more in ((2, "`num_workers=8`"), (8, "`num_workers=16`"), (16, "load cheaper"))},
+    # as seen at loads of 15 and 22: ranks with 64 threads each on 2 CPUs, of which now one, now the other is late
+    **{code: ([rank(n, 0.1, 0.014, 0.034, 0.006, 0.044, threads=threads) for n in range(2)], 2, (code, "", ""))
+       for threads, code in ((64, "threads-exceed-cpus"), (1, "communication-bound"))},
+    "late by threads": ([rank(0, 0.1, 0.031, 0.045, 0.0, 0.023, threads=64),
+                         rank(1, 0.1, 0.012, 0.027, 0.0, 0.06, threads=64)], 2, ("threads-exceed-cpus", "", "")),
+    "workers ahead": (AHEAD, 2, ("input-bound", "the others wait for rank 0, and it waits for data in 86 %", "")),
+    "no workers": ([replace(one, facts={**one.facts, **NO_WORKERS}) for one in AHEAD], 2, ("rank-late", "", "")),
+    "all wait": ([SLOWER, SLOW], 2, ("input-bound", "the ranks wait for data in 69 % of the time", "")),
+    "one waits longer": ([SLOWER, rank(1, 0.0279, 0.008, 0.0014, 0.0008, 0.016)], 2, ("rank-late", "", "")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_what_is_said_of_ranks(case: str) -> None:
+    ranks, cpus, expected = SAID[case]
     found = held_back(ranks, cpus)
-    return None if found is None else found.code
+    if found is None or expected is None:
+        assert found is expected
+        return
+    code, what, fix = expected
+    assert found.code == code and found.what.startswith(what) and found.fix.startswith(fix)
 
 
-def test_many_threads_come_before_the_late_rank_that_they_make() -> None:
-    """As seen at loads of 15 and 22: ranks with 64 threads each on 2 CPUs, of which now one, now the other is late."""
-    for threads, expected in ((64, "threads-exceed-cpus"), (1, "communication-bound")):
-        assert code([rank(n, 0.1, 0.014, 0.034, 0.006, 0.044, threads=threads) for n in range(2)], 2) == expected
-    late = [rank(0, 0.1, 0.031, 0.045, 0.0, 0.023, threads=64), rank(1, 0.1, 0.012, 0.027, 0.0, 0.06, threads=64)]
-    assert code(late, 2) == "threads-exceed-cpus"
-
-
-def test_nothing_is_said_of_ranks_that_compute() -> None:
-    healthy = [rank(number, 0.1, 0.005, 0.03, 0.05, 0.005, 0.005, threads=4) for number in range(2)]
-    assert held_back(healthy, 8) is None
-    assert held_back(healthy[:1], 8) is None
-    lonely = rank(0, 0.1, 0.0, 0.02, 0.03, 0.04)
-    assert held_back([replace(lonely, facts={**lonely.facts, "world_size": 1})], 8) is None, "there is no other"
-    for workers, more in ((2, "`num_workers=8`"), (8, "`num_workers=16`"), (16, "load cheaper")):
-        found = held_back([rank(0, 0.1, 0.06, 0.02, 0.02, workers=workers)], 8)
-        assert found is not None and found.fix.startswith(more), "two on each CPU are enough"
-
-
-def test_workers_of_other_ranks_get_ahead_while_these_wait_for_one() -> None:
-    """Two loaders that are as slow: the rank whose batch comes a moment later hides that of the other."""
-    one, other = rank(0, 0.037, 0.032, 0.001, 0.002, workers=1), rank(1, 0.037, 0.001, 0.001, 0.002, 0.032, workers=1)
-    found = held_back([one, other], 2)
-    assert found is not None and found.code == "input-bound"
-    assert found.what.startswith("the others wait for rank 0, and it waits for data in 86 % of the time")
-    alone = [replace(each, facts={**each.facts, "loader": {"workers": 0}}) for each in (one, other)]
-    assert code(alone, 2) == "rank-late", "without workers each rank's loading shows"
-
-
-def test_ranks_that_all_wait_for_data_are_not_late() -> None:
-    """One of two slow loaders is a little slower at any time, and no rank is to be looked at for that."""
-    slower, slow = rank(0, 0.0276, 0.0212, 0.0014, 0.0006, 0.003), rank(1, 0.0279, 0.0172, 0.0014, 0.0008, 0.007)
-    assert waited_for([slower, slow]) is not None
-    found = held_back([slower, slow], 2)
-    assert found is not None and found.what.startswith("the ranks wait for data in 69 % of the time")
-    fast = rank(1, 0.0279, 0.008, 0.0014, 0.0008, 0.016)
-    assert code([slower, fast], 2) == "rank-late", "the other loads twice as fast"
+def test_measuring_that_ended_is_told_with_the_reason(tmp_path: Path) -> None:
+    folder = tmp_path / "node-0" / "attempt-0"
+    folder.mkdir(parents=True)
+    phases_path(folder, 0).write_text('{"schema": 1}\n')
+    settings = Settings(directory=str(tmp_path), phases=True)
+    assert "no optimizer step was seen twice" in phase_words(settings, 0, [0, 1])
+    phases_path(folder, 1).write_text('{"broken": "no such hook"}\n')
+    assert phase_words(settings, 0, [0, 1]) == "phases: measuring ended in rank 1: no such hook\n"
+    assert [[*read_phases(folder, ranks)] for ranks in (None, [1, 2])] == [[0, 1], [1]]
 
 
 def test_files_are_followed_while_they_grow(tmp_path: Path) -> None:

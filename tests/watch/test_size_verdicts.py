@@ -135,7 +135,7 @@ def test_the_json() -> None:
 @pytest.mark.parametrize(
     ("computes", "waiting", "code"),
     [
-        (0.4, None, "cpus-used-up"),
+        (0.2, None, "cpus-used-up"),
         (0.05, None, "communication-bound"),
         (0.05, 0.1, "communication-bound"),
         (0.05, 0.4, "cpus-used-up"),

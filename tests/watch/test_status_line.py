@@ -6,7 +6,6 @@ import _thread
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -132,28 +131,20 @@ def test_after_the_end_it_is_erased(shown: Callable[..., Launch], monkeypatch: p
     assert (len(run.shown), run.passing) == (1, False)
 
 
-def test_until_the_first_output_it_says_what_a_launch_waits_for(shown: Callable[..., Launch]) -> None:
+@pytest.mark.parametrize(
+    ("mates", "text"), [("ab", "waiting for ranks 1, 3"), ("aa", "no output yet"), ("bb", "no output yet")]
+)
+def test_until_the_first_output_it_says_what_a_launch_waits_for(
+    mates: str, text: str, shown: Callable[..., Launch]
+) -> None:
     """A rank has come up with its first process group, for which gloo and NCCL start threads of known names."""
-    named, over, here = threading.Event(), threading.Event(), os.getpid()
-
-    def join() -> None:
-        Path("/proc/thread-self/comm").write_text("gloo_tcp_loop")
-        named.set()
-        over.wait()
-
-    thread = threading.Thread(target=join)
-    thread.start()
-    named.wait()
+    own_name = Path("/proc/self/comm").read_text()
+    Path("/proc/self/comm").write_text("gloo_tcp_loop")
     try:
-        for pids, text in (
-            ((here, -1, here, -1), "waiting for ranks 1, 3"),
-            ((here, here), "no output yet"),
-            ((-1, -1), "no output yet"),
-        ):
-            assert shown(b"", passing=True, pids=pids).shown == [f"\r\x1b[J{text}\r".encode()]
+        launch = shown(b"", passing=True, pids=[{"a": os.getpid(), "b": -1}[mate] for mate in mates * 2])
+        assert launch.shown == [f"\r\x1b[J{text}\r".encode()]
     finally:
-        over.set()
-        thread.join()
+        Path("/proc/self/comm").write_text(own_name)
 
 
 def test_the_memory_of_the_gpu_of_the_first_rank(shown: Callable[..., Launch], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,10 +162,11 @@ def test_the_memory_of_the_gpu_of_the_first_rank(shown: Callable[..., Launch], m
         return [replace(rank, gpu=3) for rank in ranks], [GpuSample(2), GpuSample(3, memory_used_bytes=5 << 30)]
 
     monkeypatch.setattr(gpu_usage, "GpuUsage", lambda: SimpleNamespace(sample=sample))
-    monkeypatch.setattr(time, "sleep", lambda _: None)
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
     follow()
     run.again()
-    assert run.shown[-1] == b"\r\x1b[Jddplaunch: step 3/9, GPU 5 GiB\r"
+    assert slept == [1.0] and run.shown[-1] == b"\r\x1b[Jddplaunch: step 3/9, GPU 5 GiB\r"
     assert shown(b"step 3/9\n", pids=(8, 7)).shown and len(begun) == 1
 
 

@@ -34,7 +34,7 @@ def test_a_healthy_run_yields_nothing(gpu: bool, ranks: int) -> None:
 def test_a_hot_gpu() -> None:
     hot = with_gpu(run_samples(), 2, slowdowns=("hardware thermal slowdown",), temperature_c=91, clock_mhz=1200)
     finding = only(hot)
-    assert finding.code == "gpu-throttled"
+    assert finding.code == "gpu-throttled" and only(hot[:10]) == finding
     assert finding.what == (
         "GPU 2 of rank 2 slowed down in 100 % of the samples: hardware thermal slowdown, 91 °C, 1200 of 1980 MHz"
     )
@@ -45,7 +45,7 @@ def test_a_hot_gpu() -> None:
 
 def test_a_starved_loader_beside_an_idle_gpu() -> None:
     starved = with_rank(run_samples(), 3, workers=2, workers_cpu_percent=197.0)
-    assert stragglers(starved) == ()  # its GPU is as busy as the others
+    assert stragglers(with_gpu(starved, 3, utilization_percent=60)) == ()  # its GPU is busy enough
     finding = only(with_gpu(starved, 3, utilization_percent=31))
     assert finding.code == "loader-starved" and finding.where == ("rank 3",)
     assert finding.what == "rank 3 waits for data: 2 DataLoader workers need 98 % of a CPU each, GPU 3 at 31 %"
@@ -58,8 +58,8 @@ def test_workers_that_want_a_cpu_and_get_none_are_busy() -> None:
     starved = with_rank(run_samples(host=FULL), 0, workers=4, workers_cpu_percent=220.0)
     starved = with_gpu(starved, 0, utilization_percent=40)
     assert stragglers(starved) == ()  # they sleep in between
-    finding = only(with_rank(starved, 0, workers_wait_percent=160.0))
-    assert "4 DataLoader workers need 95 % of a CPU each, GPU 0 at 40 %" in finding.what
+    finding = only(with_rank(starved, 0, workers_wait_percent=120.0))
+    assert "4 DataLoader workers need 85 % of a CPU each, GPU 0 at 40 %" in finding.what
 
 
 def test_a_starved_loader_without_a_gpu() -> None:

@@ -164,13 +164,17 @@ def terminal(start_run: StartRun, folder: Path) -> Iterator[Terminal]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("way", "status"), [("\x03", 0), ("TERM", 143), ("HUP", 129)])
-def test_the_terminal_is_left_as_it_was(terminal: Terminal, way: str, status: int) -> None:
+@pytest.mark.parametrize(("way", "status"), [("\x03", 0), ("xq", 0), ("TERM", 143), ("HUP", 129)])
+def test_it_follows_the_window_and_leaves_the_terminal_as_it_was(terminal: Terminal, way: str, status: int) -> None:
     assert not termios.tcgetattr(terminal.master)[3] & termios.ECHO
-    if len(way) == 1:
-        os.write(terminal.master, way.encode())
-    else:
+    terminal.resize(30, 132)
+    os.write(terminal.master, b"\x1a")  # Ctrl-Z does nothing
+    for drawn in (b"\x1b[H", b"q quits"):
+        terminal.until(drawn, len(terminal.output))
+    if way.isupper():
         os.kill(terminal.pid, getattr(signal, f"SIG{way}"))
+    else:
+        os.write(terminal.master, way.encode())
     terminal.until(b"\x1b[?1049l")
     assert wait_for(lambda: _restored(terminal))
     assert terminal.end() == status
@@ -181,18 +185,6 @@ def _restored(terminal: Terminal) -> bool:
         return bool(termios.tcgetattr(terminal.master) == terminal.modes)
     except termios.error:  # it has gone already
         return True
-
-
-@pytest.mark.slow
-def test_it_follows_the_window_and_stays_at_ctrl_z(terminal: Terminal) -> None:
-    terminal.resize(30, 132)
-    since = len(terminal.output)
-    terminal.until(b"\x1b[H", since)  # drawn anew
-    os.write(terminal.master, b"\x1a")
-    since = len(terminal.output)
-    terminal.until(b"q quits", since)
-    os.write(terminal.master, b"xq")
-    assert terminal.end() == 0
 
 
 @pytest.mark.slow
