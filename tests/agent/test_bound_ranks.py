@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.machine.cgroups import levels
 from tests.agent.plugin_runs import DEADLINE_S
 from tests.hosts.launching import clean_environment, ddplaunch
 
