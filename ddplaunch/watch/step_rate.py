@@ -210,7 +210,7 @@ class FollowedPhases:
             recent += self._files[rank].new()
             while len(recent) > 1 and recent[0].end_s < now_s - _WINDOW_S:
                 recent.popleft()
-            if recent and (one := summed(rank, {}, recent)) is not None:
+            if (one := summed(rank, {}, recent)) is not None:
                 shares = {name: round(100 * share, 1) for name in PHASES if (share := one.shares[name]) is not None}
                 rate = 0.0 if now_s - recent[-1].end_s > _WINDOW_S + 2 * one.mean_s else round(1 / one.mean_s, 4)
                 progress[rank] = Progress(float(recent[-1].step), rate, shares)

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from ddplaunch.ui.speech import called, finding_text, findings_text, refusal_text
-from ddplaunch.ui.terminal import Terminal, cells, visible, wrap
+from ddplaunch.ui.terminal import Terminal, cells, cut, visible, wrap
 from ddplaunch.values.finding import error
 from tests.conftest import Golden
 from tests.planning.sample_launch import FILES, SHM
@@ -44,6 +44,8 @@ def test_text_is_laid_out_by_the_cells_that_it_takes() -> None:
     assert wrap("first\nsecond", 40, "  fix: ", "       ") == ["  fix: first", "       second"]
     assert wrap("", 40, "  why: ", "       ") == ["  why:"]
     assert cells("数据") == 4 and cells("e\u0301") == 1 and visible("数据 ü") == "数据 ü"
+    assert visible("a\nb\t", keep_newlines=True) == "a\nb\\t"
+    assert [cut(text, 4) for text in ("abcd", "数据", "abcde", "数据x")] == ["abcd", "数据", "abc…", "数…"]
 
 
 @pytest.mark.parametrize(

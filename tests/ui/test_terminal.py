@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from ddplaunch.ui.terminal import Terminal, write
+from ddplaunch.ui.terminal import Terminal, speak, write
 
 
 class Tty(io.StringIO):
@@ -60,6 +60,7 @@ def test_streams_that_are_gone() -> None:
     assert Terminal.of(None, {}) == Terminal(80, styled=False)
     assert Terminal.of(closed, {}) == Terminal(80, styled=False)
     assert write("x", closed) is False
+    assert speak("x", opened := io.StringIO()) and opened.getvalue() == "x"
 
 
 @pytest.mark.parametrize(

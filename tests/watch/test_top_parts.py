@@ -86,8 +86,10 @@ def test_only_the_end_of_long_output_is_read_and_a_cut_number_is_not_taken(tmp_p
     assert steps.progress(BEGAN_S)[0].step == 7
     _print(path, "23\n", BEGAN_S + 1)
     assert steps.progress(BEGAN_S + 1)[0].step == 123
+    _print(path, "step 200", BEGAN_S + 1)
+    assert [steps.progress(BEGAN_S + second)[0].step for second in (1, 2)] == [123, 200], "whole, as it grows no more"
     path.unlink()
-    assert steps.progress(BEGAN_S + 2)[0].step == 123  # the record is gone, what was seen is not
+    assert steps.progress(BEGAN_S + 3)[0].step == 200  # the record is gone, what was seen is not
 
 
 def _print(path: Path, text: str, at_s: float) -> None:
