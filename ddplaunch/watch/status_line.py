@@ -16,6 +16,7 @@ from ddplaunch.values.words import ranks_text
 
 _RESTS_S = 0.3  # after the last output
 _READ_BYTES = 1 << 14
+_TIME = 20  # cells of how long a start takes by now, before what goes on: what wraps is not erased whole
 #: How torch names the threads that a process group of gloo or NCCL starts.
 _OF_A_GROUP = ("gloo_", "pt_nccl_")
 #: What moves the cursor: a bar's return to the start of its line, controls, sequences other than colours.
@@ -43,6 +44,7 @@ class StatusLine:
     def _look(self) -> None:
         """Read in the background, where a slow disk holds up nothing, and show the line, once a second."""
         attempt, line, draws, doing = self._run.latest(), b"", False, "no output yet"
+        columns = os.get_terminal_size(1).columns
         if attempt is not None:
             folder, rank = f"{self._run.settings.node_directory}/attempt-{attempt.number}", min(attempt.ranks)
             printed = [read_end(f"{folder}/rank-{rank}.{stream}", _READ_BYTES) for stream in ("out", "err")]
@@ -57,10 +59,9 @@ class StatusLine:
                 if life is not self._on_gpu and gpu_devices(life.pid):
                     self._on_gpu = life
                     _thread.start_new_thread(self._follow_gpu, (life,))
-                columns = os.get_terminal_size(1).columns
                 line = b"" if draws else progress_line(folder, rank, columns, self._gpu_bytes).encode()
         if self._starts and self._console.passing:
-            line = self._starting(doing)
+            line = self._starting(doing[: max(0, columns - _TIME)])
         launcher = read_stat(os.getppid())
         # its process group is the terminal's; in the background a shell may have a prompt there
         if launcher is not None and launcher.field(5) == launcher.field(8):

@@ -76,18 +76,24 @@ def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Laun
     """What a launch shows whose rank 0 has printed this, with ``changes`` to the console's streams."""
 
     def launch(
-        printed: bytes, *, group: int = 7, passing: bool = False, pids: Iterable[int] = (-1, -1), **changes: Any
+        printed: bytes,
+        *,
+        group: int = 7,
+        passing: bool = False,
+        columns: int = 80,
+        pids: Iterable[int] = (-1, -1),
+        **changes: Any,
     ) -> Launch:
         stat = SimpleNamespace(field=lambda number: {5: 7, 8: group}[number])
         monkeypatch.setattr(status_line, "read_stat", lambda pid, *proc: read_stat(pid, *proc) if proc else stat)
-        monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((80, 24)))
+        monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((columns, 24)))
         run = Launch(tmp_path, printed, pids)
         run.passing = passing
         for name, value in changes.items():
             stream, _, attribute = name.partition("_")
             sink = getattr(run, stream)
             setattr(sink if hasattr(sink, attribute) else sink.writer, attribute, value)
-        StatusLine(run, run, str.encode)
+        StatusLine(run, run, lambda doing: f"3 s: {doing}".encode())
         return run
 
     return launch
@@ -132,17 +138,26 @@ def test_after_the_end_it_is_erased(shown: Callable[..., Launch], monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("mates", "text"), [("ab", "waiting for ranks 1, 3"), ("aa", "no output yet"), ("bb", "no output yet")]
+    ("mates", "columns", "text"),
+    [
+        ("ab", 80, "waiting for ranks 1, 3"),
+        ("aa", 80, "no output yet"),
+        ("bb", 80, "no output yet"),
+        ("ab", 31, "waiting for"),
+        ("bb", 19, ""),
+    ],
 )
 def test_until_the_first_output_it_says_what_a_launch_waits_for(
-    mates: str, text: str, shown: Callable[..., Launch]
+    mates: str, columns: int, text: str, shown: Callable[..., Launch]
 ) -> None:
     """A rank has come up with its first process group, for which gloo and NCCL start threads of known names."""
     own_name = Path("/proc/self/comm").read_text()
     Path("/proc/self/comm").write_text("gloo_tcp_loop")
     try:
-        launch = shown(b"", passing=True, pids=[{"a": os.getpid(), "b": -1}[mate] for mate in mates * 2])
-        assert launch.shown == [f"\r\x1b[J{text}\r".encode()]
+        launch = shown(
+            b"", passing=True, columns=columns, pids=[{"a": os.getpid(), "b": -1}[mate] for mate in mates * 2]
+        )
+        assert launch.shown == [f"\r\x1b[J3 s: {text}\r".encode()]
     finally:
         Path("/proc/self/comm").write_text(own_name)
 
