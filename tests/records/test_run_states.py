@@ -162,7 +162,7 @@ def test_runs_of_other_directories_say_which() -> None:
         RunSummary("b", "running", Path("/home/ada/other/.ddplaunch/runs/b"), user="ada"),
         RunSummary("c", "failed", Path("/scratch/runs/c"), started_s=1.0, ended_s=91.0, exit_status=1,
                    diagnosis="cuda-out-of-memory", user="ada"),
-        RunSummary("d", "terminated", base / "runs" / "d", diagnosis="terminated", user="ada"),
+        RunSummary("d", "terminated", base / "runs" / "d", diagnosis="terminated", ended_s=9.0, user="ada"),
     ]  # fmt: skip
     lines = ps_text(runs, 0, 100.0, "ada", Terminal(100), base).splitlines()
     assert lines[0].split() == ["RUN", "STATE", "AGE", "CAUSE", "TOOK", "DIRECTORY"]

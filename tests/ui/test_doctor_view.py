@@ -6,7 +6,17 @@ from dataclasses import replace
 import pytest
 
 from ddplaunch.checks.check import CheckOutcome
-from ddplaunch.ui.doctor_view import doctor_json, doctor_text, explain_text, list_json, list_text, verdict_text
+from ddplaunch.planning.hosts_plan import HostReport
+from ddplaunch.ui.doctor_view import (
+    doctor_json,
+    doctor_text,
+    explain_text,
+    hosts_json,
+    hosts_text,
+    list_json,
+    list_text,
+    verdict_text,
+)
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import warning
 from ddplaunch.values.resolved import Unavailable
@@ -60,6 +70,19 @@ def test_skips_of_one_reason_share_a_line_and_crashes_are_ours() -> None:
     assert "  no NVIDIA driver is loaded: gpu-busy, shm-too-small\n" in text
     assert "a bug in ddplaunch" in text
     assert "  E: x: open-files-low\n" in text
+
+
+def test_hosts_have_a_row_each_with_how_far_their_clocks_are_off() -> None:
+    clocks = (("a", 0.96, 0.0), ("b", -1.25, 1.5), ("c", 2.0004, 1.5))
+    reports = [HostReport(name, facts(), "1", clock_ahead_s=ahead, clock_unsure_s=off) for name, ahead, off in clocks]
+    missing = [warning("host-silent", "d does not answer", why="w", fix="f")]
+    rows, *_, verdict = hosts_text(reports, missing, missing, 9, Terminal(100), picture=["links"]).split("\n\n")
+    assert [line.rpartition("  ")[2] for line in rows.splitlines()[1:]] == ["ok", "ok", "+2.0 s"]
+    assert verdict == "1 warning: 3 of 4 hosts answered, 9 checks passed\n"
+    data = hosts_json(reports, [HEALTHY, MIXED, ()], [CRASH], missing)
+    assert [(host["name"], host["clock_ahead_s"], len(host["checks"])) for host in data["hosts"]] == [
+        ("a", 0.96, 3), ("b", -1.25, 3), ("c", 2.0, 0)]  # fmt: skip
+    assert data["checks"][0]["status"] == "crashed" and data["findings"][0]["code"] == "host-silent"
 
 
 def test_list_and_explain(golden: Golden) -> None:

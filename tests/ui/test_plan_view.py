@@ -72,11 +72,15 @@ def test_where_ranks_run_stands_with_its_source() -> None:
     )
     told = plan_json(launch(placement=placed))["placement"]
     assert (told["cpus"], told["threads"], told["source"]) == (["0-7", "8-15"], 8, "flag")
-    assert plan_json(launch())["placement"]["cpus"] == []
+    told = plan_json(launch())
+    assert told["placement"]["cpus"] == [] and told["target"]["args"] == ["--epochs", "20", "--lr", "0.0004"]
+    assert told["topology"]["nproc_per_node"] == {"value": 4, "source": "flag", "detail": "NPROC"}
 
 
 def test_a_long_value_is_whole_and_harms_no_terminal() -> None:
     long = Variable("DDPLAUNCH_PLAN", '{"a": 1, "b": "\x1b[2J", "c": 22222222}', Source("computed"), "the whole plan")
-    _, text = plan_text(launch(environment=(long, *launch().environment), options=VERBOSE), Terminal(80))
+    gone = Variable("NAME", None, Source("default"), "not for ranks")
+    _, text = plan_text(launch(environment=(long, gone, *launch().environment), options=VERBOSE), Terminal(80))
+    assert "NAME                  (removed): not for ranks (default)" in text
     assert '{"a": 1, "b": "\\x1b[2J", "c": 22222222}: the whole plan (computed)' in " ".join(text.split())
     assert "\n  OMP_NUM_THREADS       4: 16 usable CPUs" in text

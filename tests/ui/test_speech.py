@@ -25,8 +25,9 @@ def test_a_command_in_backticks_is_never_broken(width: int) -> None:
 
 
 def test_control_characters_of_a_path_cannot_reach_the_terminal() -> None:
-    finding = error("data-missing", "data path `a\nb\x1b[2J\udcff` is missing", why="w", fix="f", where="x\ny")
+    finding = error("data-missing", "data path `a\nb\x1b[2J\udcff` is missing", why="w\nv", fix="f\ng", where="x\ny")
     text = finding_text(finding, Terminal(80))
+    assert text.endswith("\n  why: w\n       v\n  fix: f\n       g\n")
     assert "`a\\nb\\x1b[2J\\xff`" in text
     assert "--> x\\ny" in text
     assert "\x1b" not in text

@@ -76,6 +76,7 @@ def rates(*values: float | None, **changes: Any) -> dict[str, Any]:
     return {"optimizer": {"lr": list(values), "initial_lr": nothing, "max_lr": nothing, **changes}}
 
 
+UNSENT: dict[str, Any] = {"ddp": False, "exchanged": 0}
 ALL_PLAIN = {"sampler": "torch.RandomSampler", "replicas": None, "replica": None}
 
 AGAIN = " (× 2, the world size)"
@@ -136,10 +137,10 @@ TOLD: tuple[tuple[list[dict[str, Any]], dict[str, Any], str], ...] = (
      "numbers-differ: the learning rate rises as in a warmup of 50 steps, the plan says 100 (/ 2, the world size)"),
     (warming(0.0008, 0.0016, 0.0024, 0.0032, loader={"batches": OF_FOUR}), {**WARMUP, "accum": 4},  # after each batch
      "numbers-differ: the learning rate rises as in a warmup of 25 steps, the plan says 100 (/ 4, the accumulation)"),
-    (both(ddp=False, exchanged=0), {}, SENT_NOTHING),
-    (both(ALL_PLAIN, ddp=False, exchanged=0), {}, SENT_NOTHING),
+    (both(**UNSENT), {}, SENT_NOTHING),
+    (both(ALL_PLAIN, **UNSENT), {}, SENT_NOTHING),
     # a Trainer on the CPU, without ACCELERATE_USE_CPU
-    (both({**ALL_PLAIN, "sampler": "SeedableRandomSampler"}, ddp=False, exchanged=0), {}, SENT_NOTHING),
+    (both({**ALL_PLAIN, "sampler": "SeedableRandomSampler"}, **UNSENT), {}, SENT_NOTHING),
 )  # fmt: skip
 
 
@@ -187,12 +188,9 @@ SILENT: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "tensor parallel": (both({**ALL_PLAIN}, ddp=False), {}),
     "gradients that the script averages": (both(ddp=False, exchanged=3), {}),
     "a backend that does not count": (both(ddp=False, exchanged=None), {}),
-    "one step without": (both(ddp=False, exchanged=0, steps=1), {}),
-    "one rank sends": ([note(0, ddp=False, exchanged=0), note(1, ddp=False, exchanged=1)], {}),
-    "parts of their own, and nothing sent": (
-        both({**ALL_PLAIN, "dataset": "torch.Subset"}, ddp=False, exchanged=0),
-        {},
-    ),
+    "one step without": (both(**UNSENT, steps=1), {}),
+    "one rank sends": ([note(0, **UNSENT), note(1, ddp=False, exchanged=1)], {}),
+    "parts of their own, and nothing sent": (both({**ALL_PLAIN, "dataset": "torch.Subset"}, **UNSENT), {}),
     "the same model, rounded otherwise": ([note(0, sums=[1.5, 20.0]), note(1, sums=[1.501, 20.0])], {}),
     "one rank's sums": ([note(0, sums=[1.5, 20.0]), note(1, sums=None)], {}),
     "not finite": ([note(0, sums=[1.5, 20.0]), note(1, sums=[float("inf"), 20.0])], {}),
@@ -202,10 +200,7 @@ SILENT: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     ),
     "another step": ([note(0, sums=[1.5, 20.0]), note(1, sums=[2.5, 20.0], steps=2)], {}),
     "horovod": (both(process_group=None, ddp=False, others=["horovod"]), {}),
-    "one of two has a group": (
-        [note(0, ddp=False, exchanged=0), note(1, ddp=False, exchanged=0, process_group=None)],
-        {},
-    ),
+    "one of two has a group": ([note(0, **UNSENT), note(1, **UNSENT, process_group=None)], {}),
     "models of another library": ([note(n, sums=[float(n), 20.0], others=["deepspeed"]) for n in range(2)], {}),
     "a note of another version": (both(optimizers=None, loaders=[{}], passes="?"), {}),
     "unequal parts": ([note(0, {**ALL_PLAIN, "samples": 50}), note(1, {**ALL_PLAIN, "samples": 51})], {}),
@@ -295,14 +290,10 @@ def test_the_fix_names_the_option_that_was_filled_in(looked: Look, tmp_path: Pat
 
 def test_a_finding_names_the_line_that_was_read_for_the_number(looked: Look) -> None:
     """The line that divides or scales it, else that of the option; with what was understood, where it did not hold."""
+    at = {"file": "train.py", "line": 4}
     divides = "of all processes on a node: train.py:180 divides it by the processes per node"
     passed = [
-        {
-            "number": "node_batch_size",
-            "arguments": ["-b", "16"],
-            "at": {"file": "train.py", "line": 4},
-            "note": divides,
-        },
+        {"number": "node_batch_size", "arguments": ["-b", "16"], "at": at, "note": divides},
         {"number": "lr", "arguments": ["--lr=0.01"], "at": {"file": "train.py", "line": 5}, "note": ""},
         {"number": "accum", "arguments": ["--accum", "2"], "at": {"file": "train.py", "line": None}},
     ]

@@ -77,21 +77,6 @@ def test_the_end_of_a_run_ends_it(start_run: StartRun, folder: Path) -> None:
     assert process.returncode == 0 and f"{run.run_id} has ended".encode() in err
 
 
-def test_what_cannot_be_watched(call: Call, folder: Path) -> None:
-    write_record(folder / ".ddplaunch", "over")
-    for named in (["over"], []):
-        said = call("top", *named)
-        assert "running" in said.err or "does not run on this host" in said.err
-        assert said.status == 0
-    for words, says in (
-        (("top", "nothing-like-it"), "there is no record of a run"),
-        (("top", "--interval", "soon"), "is not a length of time"),
-        (("top", "--count", "soon"), "is not an integer"),
-    ):
-        said = call(*words)
-        assert says in said.err and "\x1b" not in said.err, words
-
-
 @pytest.mark.slow
 def test_gpus_through_the_real_pynvml(start_run: StartRun, folder: Path, fake_nvml: FakeNvml) -> None:
     run, _ = live(start_run, folder)
