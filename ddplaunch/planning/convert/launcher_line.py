@@ -61,12 +61,8 @@ def translate(words: Sequence[Word], job: Mapping[str, Word] | None = None) -> T
         line.switches.add(PORT)
     try:
         rest = line.read(words[place.options :])
-        program = (
-            [known_word("ddplaunch")]
-            if place.python is None
-            else [place.python, known_word("-m"), known_word("ddplaunch")]
-        )
-        command = [*program, *line.command(rest)]
+        python = [place.python, known_word("-m")] if place.python else []
+        command = [*python, known_word("ddplaunch"), *line.command(rest)]
     except CannotSay as cannot:
         return Translation(place.launcher, place.start, unknown=(cannot.note,))
     return Translation(place.launcher, place.start, tuple(command), tuple(line.dropped), tuple(line.unknown))
@@ -112,7 +108,10 @@ class LauncherLine:
             at += 1 + value_count
         if at >= len(words):
             raise CannotSay(f"`{self.launcher}` without a script", "the line starts nothing")
-        return words[at:]
+        script, *arguments = words[at:]
+        if arguments and arguments[0].text == "--":  # argparse keeps one that stands beside the script
+            del arguments[0]
+        return [script, *arguments]
 
     def _refuse_hidden_options(self, rest: Sequence[Word]) -> None:
         """Raise CannotSay if the first word of ``rest`` is a variable that may hold options of the launcher."""
@@ -225,12 +224,15 @@ class LauncherLine:
         local = self.launcher == "torch.distributed.launch" and "use_env" not in self.switches
         passed = [known_word("--local-rank=${local_rank}")] if local else []
         args = [*passed, *map(without_placeholders, rest[1:])]
-        if "module" in self.switches:
-            return [known_word("-m"), rest[0], *args]
         text = rest[0].value
-        if "no_python" in self.switches:
-            return [*([known_word("env")] if (text or "").endswith(".py") else []), rest[0], *args]
-        if text is None:
+        is_file = (text or "").endswith(".py")
+        before = []
+        if "module" in self.switches:
+            before = ["-m"]
+        elif "no_python" in self.switches:
+            before = ["env"] if is_file else []
+        elif text is None:
             self.unknown.append(unsure(rest[0]))
-        as_script = text is None or text.endswith(".py")
-        return [*([] if as_script else [known_word("python"), known_word("-u")]), rest[0], *args]
+        elif not is_file:
+            before = ["python", "-u"]
+        return [*map(known_word, before), rest[0], *args]
