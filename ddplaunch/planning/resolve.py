@@ -125,7 +125,8 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
     )
 
 
-#: Variables of tools that look at a process from its start to its end, or replace its memory allocator.
+#: Variables of tools that look at a process from its start to its end, or replace its memory allocator. Every Jupyter
+#: kernel sets PYDEVD_USE_FRAME_EVAL, debugged or not: importing debugpy does.
 _TOOLS = "LD_PRELOAD LD_AUDIT MALLOC_CONF COVERAGE_ PYDEVD DEBUGPY CUDA_INJECTION NVTX_INJECTION LLVM_PROFILE GCOV"
 
 
@@ -155,7 +156,8 @@ def decide_start(
         without = "`--preload` without effect: only ranks that `--start warm` forks get what was imported once"
         return StartDecision(False, (), (without,) if preload else ())
     names = (*situation.environ, *(pair[0] for pair in situation.pairs))
-    tool = next((name for name in names if name.startswith(tuple(_TOOLS.split()))), "")
+    tools = (name for name in names if name.startswith(tuple(_TOOLS.split())) and name != "PYDEVD_USE_FRAME_EVAL")
+    tool = next(tools, "")
     if target is not None and (target.before or target.kind == "executable"):
         name = next(iter(target.before), target.name)
         reason = f"`{name}` is a program of its own, and only Python files and modules can be forked"
