@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Sequence
 
 from ddplaunch.script.flow import LOADERS, OPTIMIZERS, Flow, Use
-from ddplaunch.script.known import NAMESPACES
+from ddplaunch.script.known import NAMESPACES, UNKNOWN
 from ddplaunch.script.names import FunctionNodes, at, dotted, is_number, last, last_word, meaning_of
 from ddplaunch.script.program import is_main_guard
 from ddplaunch.script.reachable import ReachablePart
@@ -16,8 +16,12 @@ from ddplaunch.script.script_report import WORLD, DeclaredOption
 # Calls that return the options that they get.
 _COPIES = re.compile(r"(?i)pars|copy|vars|dict$|(?<!_)Namespace|create|container|wrap|munch|prepare")
 _OVERWRITES = re.compile(
-    r"(vars\(N\)|N\.__dict__)\.update|setattr\(N, (?!['\"])".replace("N", f"({'|'.join(NAMESPACES)})")
+    r"(vars\(N\)|N\.__dict__)\.update|setattr\(N, (?!['\"]|self\.dest)".replace(
+        "N", f"({'|'.join(NAMESPACES)}|namespace)"
+    )
 )
+# A program that reads its arguments otherwise if there are as many.
+_AS_MANY = re.compile(r"argv(?:\)|\.__len__\(\)) == ([2-9])")
 # Names that choose the unit in which a batch is counted.
 _UNIT_NAME = re.compile(r"\bbatch_(?:size_)?(?:type|unit)\b")
 #: What counts no samples, in the help of an option.
@@ -74,7 +78,7 @@ def doubt_of(option: DeclaredOption, uses: Sequence[Use], flow: Flow, others: Co
     """
     flag, meaning = option.flags[0], option.meaning or ""
     if option.kind == "Trainer":
-        constant = meaning == "warmup_steps" and flow.known.option("lr_scheduler_type") == "constant"
+        constant = meaning == "warmup_steps" and flow.known.option("lr_scheduler_type") in ("constant", UNKNOWN)
         return "a `constant` schedule has no warmup" if constant else _own_step(flow) if meaning == "accum" else ""
     if not meaning.endswith("batch_size") and meaning not in ENDS:
         return ""
@@ -224,6 +228,9 @@ def _changed(option: DeclaredOption, flow: Flow) -> str:
     if option.parser == "argparse" and option.kind is None and is_number(option.default or ""):
         return f"`{flag}` has no type, its value stays text ({option.at})"
     for part in flow.parts:
+        as_many = _AS_MANY.search(part.source.text)
+        if as_many and as_many[1] == flow.known.option("sys.argv"):
+            return f"with more arguments {part.source.shown} reads them in another way"
         unit = _UNIT_NAME.search(part.source.text)
         if unit and option.meaning not in ENDS:
             return f"`{flag}` may count in the unit of `{unit[0]}`"

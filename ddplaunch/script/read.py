@@ -193,7 +193,7 @@ def _known_values(
     An option that a number of the plan may be passed to, and that has no number by default or an accumulation of 1, can
     have any value.
     """
-    values: dict[str, object] = {}
+    values: dict[str, object] = {"sys.argv": str(len(args) + 1)}
     passed: set[str] = set()
     for option in options:
         words = given(args, option, options)

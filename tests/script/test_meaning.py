@@ -458,6 +458,16 @@ def test_an_accumulation_is_in_doubt_where_a_trainer_has_a_step_of_its_own(
     assert found.doubt == ("train.py:4 replaces `training_step`, which divides the loss" if doubted else "")
 
 
+@pytest.mark.parametrize(
+    ("words", "doubted"), [("", False), ("--lr_scheduler_type constant", True), ("--config run.yaml", True)]
+)
+def test_a_warmup_is_in_doubt_where_the_schedule_may_be_constant(tmp_path: Path, words: str, doubted: bool) -> None:
+    (tmp_path / "run.yaml").write_text("lr_scheduler_type: constant\n")
+    text = "from trl import SFTConfig, SFTTrainer, TrlParser\nTrlParser(SFTConfig)\nSFTTrainer().train()\n"
+    found = option(read(tmp_path, text, *words.split()), "--warmup_steps")
+    assert bool(found.doubt) is doubted
+
+
 WARMUP = 'p.add_argument("--warmup-steps", type=int, default=0)'
 SIZED = "def size(text):\n    return int(text) * 2\n" + BATCH.replace("=int", "=size")
 ACCELERATOR = "a = Accelerator(gradient_accumulation_steps=args.accum)\n"
@@ -485,7 +495,6 @@ ACCELERATED = "import accelerate\nsched = get_scheduler('linear', num_warmup_ste
         (BATCH, "train = TrainingArguments(per_device_train_batch_size=args.batch_size)", ""),
         (BATCH, "args.batch_size //= dist.get_world_size()\n" + LOADED, ""),
         (BATCH, "n = dist.get_world_size() if dist.is_initialized() else 1\nargs.batch_size //= n\n" + LOADED, ""),
-        (BATCH, "print(args.batch_size)", UNLOADED),
         (BATCH, "if 1 > 2:\n    " + LOADED, UNLOADED),
         (BATCH, LOADED.replace("size)", "size // 8)"), CHANGED),
         (BATCH, LOADED.replace("size)", "size // ranks())"), CHANGED),
@@ -494,7 +503,10 @@ ACCELERATED = "import accelerate\nsched = get_scheduler('linear', num_warmup_ste
         (BATCH, f"{LOADED}\nif args.batch_type == 'token':\n    pass", "`--batch-size` may count in the"),
         (SIZED, LOADED, "`size` converts the value of `--batch-size` (train.py:7)"),
         (BATCH, "vars(args).update(load())\n" + LOADED, OVERWRITTEN),
-        (BATCH, "args.__dict__.update(load())\n" + LOADED, OVERWRITTEN),
+        (BATCH, "namespace.__dict__.update(load())\n" + LOADED, OVERWRITTEN),
+        (BATCH, "setattr(namespace, self.dest, load())\n" + LOADED, ""),
+        (BATCH, "if len(sys.argv) == 2:\n    load()\n" + LOADED, "with more arguments train.py reads them in another"),
+        (BATCH, "if sys.argv.__len__() == 3:\n    load()\n" + LOADED, ""),
         (BATCH, "for k, v in load():\n    setattr(args, k, v)\n" + LOADED, "train.py:9 may overwrite `--batch-size`"),
         (BATCH, "c = {}\nfor k in load():\n    c[k] = 1\nDataLoader(x, batch_size=c['batch_size'])", "train.py:10"),
         (BATCH, "args = library.update_namespace(args)\n" + LOADED, OVERWRITTEN),
@@ -504,7 +516,6 @@ ACCELERATED = "import accelerate\nsched = get_scheduler('linear', num_warmup_ste
         (WARMUP, "sched = get_linear_schedule_with_warmup(opt, args.warmup_steps, 9)", ""),
         (WARMUP, "def make(n):\n    return get_cosine_schedule_with_warmup(opt, n, 9)\nmake(args.warmup_steps)", ""),
         (WARMUP, "sched = get_scheduler('linear', opt, args.warmup_steps)", ""),
-        (WARMUP, "train = TrainingArguments(warmup_steps=args.warmup_steps)", ""),
         (WARMUP, "sched = WarmupCosine(opt, args.warmup_steps)", f"{UNCOUNTED} train.py:8"),
         (WARMUP, "sched = LambdaLR(opt, lambda n: n / args.warmup_steps)", f"{UNCOUNTED} train.py:5"),
         (WARMUP, "if step < args.warmup_steps:\n    rate = 1", f"{UNCOUNTED} train.py:5"),
@@ -556,7 +567,7 @@ ACCELERATED = "import accelerate\nsched = get_scheduler('linear', num_warmup_ste
 def test_a_number_that_was_not_followed_to_what_trains_is_in_doubt(
     tmp_path: Path, declared: str, body: str, doubt: str
 ) -> None:
-    found = next(each for each in read(tmp_path, script(declared, body)).options if each.meaning)
+    found = next(each for each in read(tmp_path, script(declared, body), "all.txt").options if each.meaning)
     assert found.doubt.startswith(doubt) and bool(found.doubt) is bool(doubt)
 
 
@@ -564,7 +575,6 @@ def test_a_number_that_was_not_followed_to_what_trains_is_in_doubt(
     ("body", "clause"),
     [
         ("loss.backward()", None),
-        ("# gradient_accumulation_steps = 4", None),
         ("grad_accum_steps = 1", None),
         ("accum_steps = 4", "train.py:8 may decide the accumulation"),
         ("data.xyz_gradient_accum = torch.zeros(4)", None),

@@ -121,10 +121,7 @@ UP = "def up(many):\n    if many:\n        dist.init_process_group()\n"
         ("def up():\n    dist.init_process_group()\nif my_config.many:\n    up()\n", True),
         ("def up():\n    dist.init_process_group()\nif my_config.mode == 'train':\n    up()\n", None),
         ("class Many:\n    def __init__(self):\n        dist.init_process_group()\n{'nccl': Many}[kind]()\n", True),
-        (
-            "import accelerate\nHAVE = False\nif accelerate:\n    HAVE = True\nif HAVE:\n    accelerate.Accelerator()\n",
-            True,
-        ),
+        ("import accelerate as a\nHAS = False\nif a:\n    HAS = True\nif HAS:\n    a.Accelerator()\n", True),
         (SUPER + "Mine('pytorch')\n", True),
         ("import os, torch\nos.environ['RANK'] = str(rank)\ntorch.distributed.init_process_group()\n", True),
         (OF_SLURM, True),

@@ -37,15 +37,13 @@ def argparse_options(part: ReachablePart) -> Iterator[DeclaredOption | None]:
     calls = part.calls_of("add_argument")
     subparsers = _subparser_names(part) if calls else set()
     for call in calls:
-        if not isinstance(call.func, ast.Attribute) or call.func.attr != "add_argument":
-            continue
         flags = strings(call.args)
         nargs = keyword(call, "nargs")
         takes_rest = last(nargs) == "REMAINDER" or string(nargs) == "..."
         if takes_rest or flags is None or (not flags and any(item.arg is None for item in call.keywords)):
             yield None
         elif flags and flags[0].startswith("-"):
-            yield _argparse_option(part, call, flags, dotted(call.func.value, {}) in subparsers)
+            yield _argparse_option(part, call, flags, dotted(getattr(call.func, "value", None), {}) in subparsers)
 
 
 def _argparse_option(part: ReachablePart, call: ast.Call, flags: list[str], subcommand: bool) -> DeclaredOption:

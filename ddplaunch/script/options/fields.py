@@ -56,8 +56,10 @@ def configured_options(program: Program, part: ReachablePart) -> Iterator[Declar
 def _each_of(node: ast.AST | None, source: ParsedFile) -> list[ast.expr | None]:
     """Return the items of a list or tuple, also of one that was assigned to a name."""
     assigned = _assigned_to(node.id, source) if isinstance(node, ast.Name) else []
-    found = next((each for each in [node, *assigned] if isinstance(each, (ast.List, ast.Tuple))), None)
-    return [node] if found is None else list(found.elts)  # type: ignore[list-item]  # an expression or None
+    for each in (node, *assigned):
+        if isinstance(each, (ast.List, ast.Tuple)):
+            return list(each.elts)
+    return [node]  # type: ignore[list-item]  # an expression or None
 
 
 def _assigned_to(name: str, source: ParsedFile) -> list[ast.expr]:
