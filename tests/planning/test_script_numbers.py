@@ -171,7 +171,7 @@ TAKES_EPOCHS = "`--warmup-epochs` takes epochs (train.py:31)"
             replace(report(EPOCHS, ACCUM), ambiguous=(("lr", ("--lr", "--rate")),)),
             ["`--lr` and `--rate` could take it", TAKES_EPOCHS],
         ),
-        (replace(report(), configs=("a.yaml",)), ["no key for it was found in a.yaml"] * 3),
+        (replace(report(), configs=("a.yaml",)), ["no key for it was read in a.yaml"] * 3),
     ],
 )
 def test_a_given_number_that_does_not_arrive_is_missing_with_the_reason(

@@ -115,10 +115,14 @@ def test_ports_at_the_ends_of_their_range() -> None:
 
 
 def test_what_guides_tell_people_to_export_counts() -> None:
-    found = topology(said(nnodes="2"), {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29502", "NODE_RANK": "1"})
+    exported = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29502", "NODE_RANK": "1"}
+    found = topology(said(nnodes="2"), exported)
     assert found.master_addr == Resolved("10.0.0.1", Source("environment", "MASTER_ADDR"))
     assert found.master_port is not None and found.master_port.value == 29502
     assert found.node_rank is not None and found.node_rank.value == 1
+    for name, message in (("NODE_RANK", "node rank 70000 of 2 nodes"), ("MASTER_PORT", "port 70000 does not exist")):
+        with pytest.raises(UsageError, match=message):
+            topology(said(nnodes="2"), exported | {name: "70000"})
 
 
 KNOWN = frozenset({"--monitor-interval", "--log-dir", "--tee"})

@@ -94,9 +94,9 @@ def _integer(environ: Mapping[str, str], name: str) -> Resolved[int] | None:
     text = _text(environ, name)
     if text is None:
         return None
-    if not COUNT.match(text.value) or int(text.value) > _PORT_MAX:
+    if not COUNT.match(text.value):
         raise usage(
-            f"{name}={text.value} in the environment is not a number from 0 to {_PORT_MAX}",
+            f"{name}={text.value} in the environment is not a whole number",
             why=f"{name} is read where the flag is not given",
             fix=f"`unset {name}`",
             where="the shell's environment",

@@ -212,7 +212,7 @@ def _missing(family: str, value: str, plan: Plan, script: ScriptReport | Unavail
         return Missing(family, value, stands.clause, stands.fix or named)
     reason = f"no option for it was found{f', and {script.unread} may hide one' if script.unread else ''}"
     if script.configs:
-        reason = f"no key for it was found in {listed(script.configs, 3)}"
+        reason = f"no key for it was read in {listed(script.configs, 3)}"
     return Missing(family, value, reason, named)
 
 
