@@ -56,7 +56,7 @@ _CONFIGURED = frozenset({"mmengine", "mmcv", "detectron2"})
 #: For each number a pattern of "FUNCTION PARAMETER" that trains with it, and what that is in words.
 ENDS = {
     "accum": (
-        r"^(?:[A-Z]\w*|dict|\w*config) (?:gradient_accumulation_steps|accumulate_grad_batches)$",
+        r"^(?:[A-Z]\w*|dict|\w*config) (?:gradient_accumulation_steps|accumulate_grad_batches)$|Plugin num_steps$",
         "what steps the optimizer",
     ),
     "lr": (
@@ -92,7 +92,7 @@ def doubt_of(option: DeclaredOption, uses: Sequence[Use], flow: Flow, others: Co
     if meaning == "lr":  # what the program defines may show it, or train most parameters with a part of it
         ending = [use for use in ending if OPTIMIZERS.search(use.sink) or not flow.is_own(use.sink)]
     if not any(part.calls_of("accumulate") for part in flow.parts):  # without it accelerate steps after each pass
-        ending = [use for use in ending if use.sink != "Accelerator"]
+        ending = [use for use in ending if use.sink not in ("Accelerator", "GradientAccumulationPlugin")]
     if any(_trains(option, use, flow, others) for use in ending) or (
         meaning == "accum" and _steps_by(option.dest, flow)
     ):

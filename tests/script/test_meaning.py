@@ -471,6 +471,7 @@ def test_a_warmup_is_in_doubt_where_the_schedule_may_be_constant(tmp_path: Path,
 WARMUP = 'p.add_argument("--warmup-steps", type=int, default=0)'
 SIZED = "def size(text):\n    return int(text) * 2\n" + BATCH.replace("=int", "=size")
 ACCELERATOR = "a = Accelerator(gradient_accumulation_steps=args.accum)\n"
+PLUGIN = "a = Accelerator(gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=args.accum))\n"
 CHANGED, OVERWRITTEN = "train.py:8 may change the value", "train.py:8 may overwrite `--batch-size`"
 UNLOADED = "`--batch-size` was followed to train.py:5, not to a DataLoader"
 UNUSED = "`--lr` was followed to train.py:%s, not to an optimizer"
@@ -543,12 +544,13 @@ ACCELERATED = "import accelerate\nsched = get_scheduler('linear', num_warmup_ste
         (RATE, "train = TrainingArguments(learning_rate=args.lr)", ""),
         (RATE, "opt = SGD(model.parameters(), args.lr / 10)", CHANGED),
         (RATE, "wandb.init(config={'lr': args.lr})", UNUSED % 8),
-        (RATE, "make(args)", UNUSED % 5),
         (RATE, "def train(lr):\n    opt = SGD([{'params': most, 'lr': lr * share}])\ntrain(lr=args.lr)", UNUSED % 10),
         (RATE, "def make(lr):\n    return SGD(model.parameters(), lr=lr)\nmake(lr=args.lr)", ""),
         (RATE, "opt = DummyOptim(model.parameters(), lr=args.lr)", UNUSED % 8),
         (ACCUM, f"{ACCELERATOR}with a.accumulate(model):\n    a.backward(loss)", ""),
         (ACCUM, f"{ACCELERATOR}a.backward(loss)", UNSTEPPED % 8),
+        (ACCUM, PLUGIN + "with a.accumulate(model):\n    a.backward(loss)", ""),
+        (ACCUM, PLUGIN + "a.backward(loss)", UNSTEPPED % 8),
         (
             ACCUM,
             "steps = len(data) // args.accum\nepochs = 9 // steps\nfor e in range(epochs):\n    loss.backward()",
@@ -556,7 +558,6 @@ ACCELERATED = "import accelerate\nsched = get_scheduler('linear', num_warmup_ste
         ),
         (ACCUM, "c = {'gradient_accumulation_steps': args.accum}\ndeepspeed.initialize(config=c)", ""),
         (ACCUM, "if (i + 1) % args.accum == 0:\n    opt.step()", ""),
-        (ACCUM, "last = i % args.accum == 0\nif last:\n    opt.zero_grad()", ""),
         (ACCUM, "for i in x:\n    last = i % args.accum == 0\n    if not last:\n        continue\n    opt.step()", ""),
         (ACCUM, "for micro in range(args.accum):\n    loss.backward()", ""),
         (ACCUM, "for i in range(args.accum):\n    loss = f(x[i::args.accum])\n    loss.backward()", "`--accum"),
