@@ -121,7 +121,7 @@ def read_record(directory: Path) -> RunRecord:
         created = 0.0
         with suppress(OSError):
             created = _begun_s(directory)
-    if not run and not problems:
+    if not run:
         problems.append("no run.json" if directory.is_dir() else "the directory is gone")
     return RunRecord(directory.name, directory, float(created), run, outcomes, problems[0] if problems else None)
 

@@ -22,8 +22,9 @@ from ddplaunch.values.frozen import dataclass
 _FILE = re.compile(r"rank-(\d+)\.(out|err)")
 _RANK = rb"(?:\[rank\d+\]:? ?)?"  # the prefix of torch's own log handler
 _ISO = re.compile(
-    _RANK + rb"[\[(<]?(?:[A-Z]{4,8}[ :|\]-]{1,4})?(\d{4})[-/](\d\d)[-/](\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?"
-    rb" ?(Z|[+-]\d\d:?\d\d)?"
+    # years and months that a calendar has: with any other, timegm() raises
+    _RANK + rb"[\[(<]?(?:[A-Z]{4,8}[ :|\]-]{1,4})?([12]\d{3})[-/](0[1-9]|1[0-2])[-/](\d\d)[ T]"
+    rb"(\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))? ?(Z|[+-]\d\d:?\d\d)?"
 )
 # I1121 14:30:12.123456, the format of glog, used by torch's C++ side and NCCL; it has no year.
 _GLOG = re.compile(_RANK + rb"\[?[DIWEFV](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})")

@@ -1,19 +1,26 @@
-"""macOS and Windows: what needs no Linux works on an interpreter that lacks what they lack, the rest says so."""
+"""The command line on machines that this one is not: macOS, Windows, with eight GPUs, or without torch.
+
+On macOS and Windows what needs no Linux works, on an interpreter that lacks what they lack, and the rest says so.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sysconfig
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.cli.cli_calls import spawn
 from tests.hosts.launching import clean_environment
+from tests.machine.fake_nvml import FakeNvml, fake_nvml, fake_nvml_library
 from tests.records.fake_runs import outcome, record
 
+__all__ = ["fake_nvml", "fake_nvml_library"]
 OTHER = Path(__file__).with_name("other_system.py")
 LOG = """rank 0
 Traceback (most recent call last):
@@ -23,34 +30,27 @@ ValueError: no such pet
 """
 
 
-@dataclass(frozen=True)
-class Answers:
-    """What command lines that one interpreter read after another ended with and printed."""
-
-    by_line: dict[str, tuple[int, str]]
-
-    def __call__(self, line: str, status: int = 0) -> str:
-        ended, shown = self.by_line[line]
-        assert ended == status and "this is a bug" not in shown, shown
-        return shown
-
-
-def on(system: str, folder: Path, lines: Sequence[str], **environment: str) -> Answers:
-    """Return all that ddplaunch says there to these command lines."""
+def on(system: str, folder: Path, lines: Sequence[str]) -> Callable[..., str]:
+    """Have one interpreter read these command lines; return a function of a line and its status: what it printed."""
     words = [line.split() for line in lines]
     ran = subprocess.run(
         [sys.executable, str(OTHER), system, json.dumps(words)],
         cwd=folder,
-        env=clean_environment(COLUMNS="100", **environment),
+        env=clean_environment(COLUMNS="100"),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=240,
         check=False,
     )
-    answers = [json.loads(answer) for answer in ran.stdout.splitlines()]
-    assert len(answers) == len(lines), ran.stdout + ran.stderr
-    return Answers({line: (status, shown) for line, (status, shown) in zip(lines, answers, strict=True)})
+    answers = dict(zip(lines, map(json.loads, ran.stdout.splitlines()), strict=True))
+
+    def said(line: str, status: int = 0) -> str:
+        ended, shown = answers[line]
+        assert ended == status and "this is a bug" not in shown, shown
+        return str(shown)
+
+    return said
 
 
 @pytest.fixture
@@ -103,3 +103,38 @@ def test_what_needs_no_linux_works_and_the_rest_says_so(folder: Path, system: st
     assert "failed" in said("ps") and json.loads(said("ps --json"))["runs"][0]["run_id"] == "failed"
     assert "is described in" in said("report failed")
     assert "failed" in (folder / "ddplaunch-failed.html").read_text(encoding="utf-8")
+
+
+# With eight GPUs, and without torch
+
+#: What these machines lack of the installed torch: CUDA, or a driver new enough for its CUDA.
+ANY_TORCH = ["--device", "cuda", "--ignore", "torch-cpu-build-on-gpu-machine,driver-too-old"]
+
+
+def test_scale_counts_the_gpus_that_a_launch_would_take(folder: Path, fake_nvml: FakeNvml) -> None:
+    result = spawn(["scale", "9", "--gpus", "free:2", *ANY_TORCH, "--", "train.py"], folder, fake_nvml.environment(8))
+    assert result.returncode == 2, result.stderr
+    assert b"size 9 is too large for 2 GPUs" in result.stderr
+
+
+@pytest.fixture
+def torchless(tmp_path: Path) -> dict[str, str]:
+    """Return the environment of an interpreter (started with -S) that has what ddplaunch needs, but not torch."""
+    site = Path(sysconfig.get_path("purelib"))
+    place = tmp_path / "torchless"
+    place.mkdir()
+    for entry in site.iterdir():
+        if not entry.name.lower().startswith(("torch", "functorch")) and entry.suffix != ".pth":
+            (place / entry.name).symlink_to(entry)
+    return {"PYTHONPATH": f"{Path(__file__).parents[2]}:{place}"}
+
+
+@pytest.mark.slow
+def test_torch_is_missing(folder: Path, torchless: dict[str, str]) -> None:
+    command = [sys.executable, "-S", "-m", "ddplaunch", "run", "2", "--", "train.py"]
+    environment = {**os.environ, **torchless}
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=240, check=False)
+    assert result.returncode == 4, result.stderr
+    assert b"torch-missing" in result.stderr
+    assert f"{sys.executable} -m pip install torch".encode() in b" ".join(result.stderr.split())
+    assert b"nothing was launched" in result.stderr

@@ -9,7 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddplaunch.cli.parsing.command import COMMANDS, options_of, own_values
-from ddplaunch.cli.parsing.typed_words import TypedLaunch, parse_quickly, said_on_command_line, with_lists_taken_apart
+from ddplaunch.cli.parsing.typed_words import (
+    TypedLaunch,
+    parse_quickly,
+    said_on_command_line,
+    whole_number,
+    with_lists_taken_apart,
+)
 from ddplaunch.cli.parsing.typer_app import parse_words as parse_with_typer
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Source
@@ -60,6 +66,7 @@ def test_quick_does_not_leave_everything_to_typer() -> None:
     assert parse_with_typer(["run", *words]) == values
     for odd in (["--help"], ["--batch"], ["--batch-size"], ["4", "5"], ["--dry-run=1"]):
         assert parse("run", odd) is None
+    assert parse("logs", ["-n=5"]) is None
 
 
 def test_the_last_of_what_takes_one_value_counts() -> None:
@@ -87,6 +94,7 @@ def test_a_launch_is_typed_again_as_it_was() -> None:
     assert parse("run", ["4", *typed.words()]) == {**values, "profile": "big"}
     without = typed.words(("env", "batch_size", "verbose"))
     assert without == ["--profile", "big", "--socket-ifname=-x", "--no-stacks"]
+    assert TypedLaunch(typed.said).words() == typed.words()[2:]
     assert (parse("explain", ["a", "b"]) or {})["targets"] == ["a", "b"]
 
 
@@ -103,6 +111,10 @@ def test_values_of_a_commands_own_flags_are_numbers_and_seconds() -> None:
     for wrong in ("soon", "-1"):
         with pytest.raises(UsageError, match="is not a length of time"):
             typed("run", [f"--join-timeout={wrong}"])
+    assert [whole_number("--keep", text, "runs", "", "") for text in ("0", "9" * 30)] == [0, int("9" * 30)]
+    for text, least in (("٣", 0), ("x", 0), ("-1", 0), ("0", 1), ("9" * 31, 0)):
+        with pytest.raises(UsageError, match="is not a number of runs"):
+            whole_number("--keep", text, "runs", "", "", least)
 
 
 @pytest.mark.parametrize(

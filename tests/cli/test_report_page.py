@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
 from pathlib import Path
 
 import pytest
 
 from ddplaunch.cli.commands.afterwards.report import shown
 from ddplaunch.cli.main import main
+from ddplaunch.cli.parsing.command import COMMANDS, options_of
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.records.outcome import AttemptOutcome, RankOutcome, RunOutcome, write_outcome
 from ddplaunch.ui.report_curves import also_shown, curves_in
+from tests.cli.cli_calls import TRAIN, Call
 from tests.records import fake_runs
 
 BEGAN_S = 1790000000.0
@@ -51,11 +55,10 @@ def page(folder: Path, *words: str) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def test_a_page_fetches_nothing_and_escapes_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    file = record(tmp_path / ".ddplaunch", "first") / "run.json"
+def test_a_page_fetches_nothing_and_escapes_all(folder: Path) -> None:
+    file = record(folder / ".ddplaunch", "first") / "run.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"git_commit": "\x1b[31m\u202ered\x9b"}))
-    text = page(tmp_path)
+    text = page(folder)
     assert "default-src 'none'" in text and "prefers-color-scheme: dark" in text
     assert not [
         word for word in ("http:", "https:", "src=", "@import", "url(") if word in text.replace("http://www.w3.org", "")
@@ -73,10 +76,9 @@ def test_a_page_fetches_nothing_and_escapes_all(tmp_path: Path, monkeypatch: pyt
     assert bars == [(0.0, 100.0), (20.0, 40.0)]
 
 
-def test_at_most_10000_lines_are_in_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    record(tmp_path / ".ddplaunch", "long", lines=9000)
-    text = page(tmp_path, "long", "-o", "long.html")
+def test_at_most_10000_lines_are_in_the_page(folder: Path) -> None:
+    record(folder / ".ddplaunch", "long", lines=9000)
+    text = page(folder, "long", "-o", "long.html")
     assert 4_900 < text.count("<div data-rank=") <= 10_000
     assert "of rank 0 &lt;i&gt;" in text and "step 8999 of rank 1" in text and "step 0 of" not in text
     assert "ddplaunch logs long" in text
@@ -105,52 +107,101 @@ def test_figures_and_addresses_are_read_from_what_rank_0_printed(
     assert also_shown([line.encode()]) == shown_at
 
 
-def test_source_is_shown_around_the_failed_line_unless_it_has_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    directory = record(tmp_path / ".ddplaunch", "first")
+def test_source_is_shown_around_the_failed_line_unless_it_has_changed(folder: Path) -> None:
+    directory = record(folder / ".ddplaunch", "first")
     run, outcome = (json.loads((directory / name).read_text()) for name in ("run.json", "outcome.json"))
     outcome["diagnosis"]["calls"] = [{"place": "train.py:5 in main", "source": "fail(5)"}]
     (directory / "outcome.json").write_text(json.dumps(outcome))
-    (directory / "run.json").write_text(json.dumps(run | {"cwd": str(tmp_path), "code": {"train.py": "x"}}))
-    script = tmp_path / "train.py"
+    (directory / "run.json").write_text(json.dumps(run | {"cwd": str(folder), "code": {"train.py": "x"}}))
+    script = folder / "train.py"
     script.write_text("".join(f"    fail({number})\n" for number in range(1, 12)))
-    text = page(tmp_path)
+    text = page(folder)
     shown_lines = re.findall(r"<span(?: class=\"failed-line\")?> *(\d+)      fail\((\d+)\)", text)
     assert shown_lines == [(str(number),) * 2 for number in range(2, 9)]
     assert '<span class="failed-line">    5' in text
     script.write_text(f"# {SECRET}\n" + script.read_text())
-    text = page(tmp_path)
+    text = page(folder)
     assert 'id="source"' not in text and "train.py:5 in main  fail(5)" in text
 
 
-def test_time_is_split_by_the_measured_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    attempt = record(tmp_path / ".ddplaunch", "first") / "node-0" / "attempt-0"
+def test_time_is_split_by_the_measured_steps(folder: Path) -> None:
+    attempt = record(folder / ".ddplaunch", "first") / "node-0" / "attempt-0"
     steps = [[step, BEGAN_S + 1 + step, 1, 500_000, None, None, None, None, None, 32, 3 << 30] for step in (0, 1, 2)]
     lines = [{"schema": 1, "device": "cuda"}, *([*step, None] for step in steps)]
     (attempt / "rank-0.phases.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    text = page(tmp_path)
+    text = page(folder)
     assert "launch 0.0 s, start of the ranks 1.0 s, training 2.0 s, end 2.0 s" in text
     assert "<b>64</b><span>samples/s, measured" in text and "<b>3 GiB</b><span>GPU memory of a rank" in text
     assert "<b>samples/s of rank 0</b> measured at steps, from step 0 to 2" in text
 
 
-def test_the_loss_that_rank_0_printed_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    output = record(tmp_path / ".ddplaunch", "first") / "node-0" / "attempt-0" / "rank-0.out"
-    assert '<svg id="loss"' not in page(tmp_path)
+def test_the_loss_that_rank_0_printed_is_drawn(folder: Path) -> None:
+    output = record(folder / ".ddplaunch", "first") / "node-0" / "attempt-0" / "rank-0.out"
+    assert '<svg id="loss"' not in page(folder)
     losses = [2.0, 1.0, float("nan"), 1.5, 0.5]
     lines = "".join(f"step {step} loss {loss}\n" for step, loss in enumerate(losses, 1))
     output.write_text(f"{lines}wandb: View run at https://wandb.ai/ada/cats/runs/ab12\n7 it/s\n")
-    text = page(tmp_path)
+    text = page(folder)
     assert 'href="https://wandb.ai/ada/cats/runs/ab12"' in text and "<b>7</b><span>it/s, last" in text
     assert "rank 0 printed it 5 times, from step 1 to 5: highest 2, lowest 0.5, last 0.5" in text
     points = [line.split() for line in re.findall(r'<polyline points="([^"]*)"', text)]
     assert points == [["0.0,0.0", "225.0,106.7"], ["675.0,53.3", "900.0,160.0"]], "a loss that is no number is a gap"
     output.write_text("".join(f"loss {100 / step}\n" for step in range(1, 3001)))
-    (line,) = re.findall(r'<polyline points="([^"]*)"', page(tmp_path))
+    (line,) = re.findall(r'<polyline points="([^"]*)"', page(folder))
     points = [tuple(map(float, point.split(","))) for point in line.split()]
     assert len(points) == 600 and all(0 <= x <= 900 and 0 <= y <= 160 for x, y in points)
     assert [y for _, y in points] == sorted(y for _, y in points)  # it falls, and y counts downwards
+
+
+# Options that name a file to write replace nothing but an earlier file of the same kind
+
+#: Every option that writes a file, as the options themselves say.
+OUTPUTS = [(command, flag.flag) for command in COMMANDS for flag in options_of(command) if flag.kind == "output"]
+#: Options that take a file and only read it.
+_READ = {"--hostfile", "--patch", "--files"}
+
+
+@pytest.fixture
+def run(call: Call, folder: Path) -> Call:
+    """A call in a folder that has a recorded run."""
+    record(folder / ".ddplaunch", "first")
+    return call
+
+
+def test_each_option_that_takes_a_file_reads_it_or_is_of_the_kind_that_is_guarded() -> None:
+    files = {flag for command in COMMANDS for flag in options_of(command) if "FILE" in flag.metavar.split("|")}
+    unguarded = {flag.flag for flag in files if flag.kind != "output"} - _READ
+    assert unguarded <= {"--targets"}
+    assert OUTPUTS == [("report", "--output")]
+
+
+def test_an_earlier_file_of_the_same_kind_is_replaced_and_keeps_its_mode(run: Call, folder: Path) -> None:
+    out, link = folder / "out", folder / "link"
+    assert run("report", "--output", "out").status in (0, 1)
+    out.chmod(0o640)
+    first, inode = out.read_text(), out.stat().st_ino
+    out.write_text(first + "older\n")
+    link.symlink_to("out")
+    assert run("report", "--output", "link").status in (0, 1)
+    assert link.is_symlink() and not out.read_text().endswith("older\n")
+    assert stat.S_IMODE(out.stat().st_mode) == 0o640 and out.stat().st_ino != inode  # a new file in one step
+    assert {each.name for each in folder.iterdir()} == {".ddplaunch", "train.py", "out", "link"}
+
+
+def test_force_replaces_a_file_and_nothing_else(run: Call, folder: Path) -> None:
+    said = run("report", "--output", "train.py")
+    assert said.status == 2 and "error[output-not-written]: `train.py` exists and is not" in said.err
+    assert "`--force`" in said.err and (folder / "train.py").read_text() == TRAIN
+    (folder / "train.py").chmod(0o751)
+    assert run("report", "--output", "train.py", "--force").status in (0, 1)
+    assert (folder / "train.py").read_text() != TRAIN
+    assert stat.S_IMODE((folder / "train.py").stat().st_mode) == 0o751
+    os.mkfifo(folder / "pipe")
+    (folder / "broken").symlink_to("missing")
+    (folder / "loop").symlink_to("loop")
+    kinds = dict.fromkeys(("pipe", "loop", ".", "/dev/null"), "is not a regular file")
+    kinds |= {"broken": "is a link that leads nowhere", "no/such": "there is no directory `no`"}
+    for name, problem in kinds.items():
+        said = run("report", "--output", name, "--force")
+        assert said.status == 2 and problem in " ".join(said.err.split()), name
+    assert not (folder / "missing").exists() and Path("/dev/null").is_char_device()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import signal
@@ -13,18 +14,15 @@ from pathlib import Path
 import pytest
 
 from ddplaunch import __version__
-from ddplaunch.cli import streams
+from ddplaunch.cli import main, streams
 from ddplaunch.cli.streams import StartReport, read_told
 from tests.cli.cli_calls import Call, Said, spawn
-
-DRY = ["run", "2", "--dry-run", "--", "train.py"]
 
 
 @pytest.mark.parametrize(
     ("words", "shell", "status"),
     [
-        (DRY, "| true; exit ${PIPESTATUS[0]}", 0),
-        (DRY, ">&- 2>&- <&-", 0),
+        (["run", "2", "--dry-run", "--", "train.py"], ">&- 2>&- <&-", 0),
         (["run", "0", "--", "train.py"], "2>/dev/full", 2),
         (["plan", "2"], ">/dev/full", 2),
         (["--help"], ">&-", 0),
@@ -40,14 +38,13 @@ def test_streams_that_nobody_reads(folder: Path, words: list[str], shell: str, s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shell", ["<&-", ">&- 2>&- <&-"])
-def test_a_launch_with_closed_streams(folder: Path, shell: str) -> None:
+def test_a_launch_with_closed_streams(folder: Path) -> None:
     """No descriptor of torchrun or a rank may take the number of a closed one."""
     (folder / "seen.py").write_text(
         "import os, pathlib\nnames = [os.readlink(f'/proc/self/fd/{number}') for number in "
         "range(3)]\npathlib.Path('seen.txt').write_text(' '.join(names))\n"
     )
-    result = spawn(["run", "1", "--", "seen.py"], folder, shell=shell)
+    result = spawn(["run", "1", "--", "seen.py"], folder, shell=">&- 2>&- <&-")
     assert result.returncode == 0, result.stderr
     names = (folder / "seen.txt").read_text().split(" ")
     assert len(names) == 3 and all(re.match(r"/dev/null|pipe:", name) for name in names), names
@@ -74,6 +71,56 @@ def test_interrupted_while_it_prepares(folder: Path) -> None:
     assert process.returncode == 130, err
     assert b"Traceback" not in err
     assert sorted(path.name for path in folder.iterdir()) == ["e", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "shown"),
+    [
+        (KeyboardInterrupt(), 130, ""),
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "error[stdout-not-writable]"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), 2, "error[stdout-not-writable]"),
+        (OSError(errno.EIO, "Input/output error"), 2, "error[stdout-not-writable]"),
+        (OSError(errno.EFBIG, "File too large"), 2, "error[stdout-not-writable]"),
+        (OSError(errno.EPERM, "Operation not permitted"), 3, "PermissionError at test_streams.py:"),
+        (OSError(errno.ENOSPC, "No space left on device", "run.json"), 3, "OSError at test_streams.py:"),
+    ],
+)
+def test_what_ends_a_command(
+    call: Call, monkeypatch: pytest.MonkeyPatch, raised: BaseException, status: int, shown: str
+) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    handlers = []
+
+    def fail(words: list[str]) -> None:
+        handlers.append(signal.getsignal(signal.SIGINT))
+        raise raised
+
+    monkeypatch.setattr(main, "dispatch", fail)
+    try:
+        for handler in (signal.SIG_DFL, signal.SIG_IGN):  # by nohup
+            signal.signal(signal.SIGINT, handler)
+            said = call("submit" if handler == signal.SIG_IGN else "ps")
+            assert said.status == status and said.out == "" and shown in " ".join(said.err.split())
+            assert ("this is a bug in ddplaunch" in said.err) is ("Traceback" in said.err) is (status == 3)
+            assert ("nothing was submitted" in said.err) is (handler == signal.SIG_IGN and status == 2)
+            assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert handlers == [signal.default_int_handler, signal.SIG_IGN]
+
+
+def test_a_signal_ends_a_trial_unless_it_was_ignored() -> None:
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    try:
+        for ended, ignored in (numbers, numbers[::-1]):
+            signal.signal(ended, signal.SIG_DFL)
+            signal.signal(ignored, signal.SIG_IGN)
+            with streams.ending_by_signals(print):
+                assert [signal.getsignal(number) for number in (ended, ignored)] == [print, signal.SIG_IGN]
+            assert [signal.getsignal(number) for number in (ended, ignored)] == [signal.SIG_DFL, signal.SIG_IGN]
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def test_alone_it_shows_what_it_can_do(call: Call) -> None:
@@ -115,6 +162,7 @@ def test_what_was_told_outlives_the_name_of_its_file(tmp_path: Path, monkeypatch
         path.unlink()
         assert read_told(kept.fileno()) == StartReport((), "one", Path("/runs/one"))
         assert read_told(kept.fileno()).run_id == "one"
+    assert streams.asked(path) == {streams.VARIABLE: f"{os.getpid()}:{path}"}
     monkeypatch.setenv(streams.VARIABLE, f"{os.getppid()}:{path}")
     for record, directory in ((Path("/runs/two"), Path("/runs/two")), ("a full disk", None)):
         streams.tell_launch_to_starter("two", record)

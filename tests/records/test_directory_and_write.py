@@ -5,7 +5,7 @@ import os
 import stat
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -159,18 +159,8 @@ def test_names_that_are_not_utf_8_in_a_working_directory_that_is_gone(
 
 def test_16_at_once(tmp_path: Path) -> None:
     base = tmp_path / ".ddplaunch"
-    results: list[Path | str] = []
-    barrier = threading.Barrier(16)
-
-    def work() -> None:
-        barrier.wait()
-        results.append(record(base, launch(run_id=new_run_id())))
-
-    threads = [threading.Thread(target=work) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(16) as pool:
+        results = list(pool.map(lambda run_id: record(base, launch(run_id=run_id)), map(str, range(16))))
     assert [result for result in results if isinstance(result, str)] == []
     assert len(list(base.glob("runs/*/run.json"))) == 16
     last = record(base, launch(run_id=new_run_id()))

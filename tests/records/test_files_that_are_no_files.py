@@ -27,7 +27,7 @@ def sparse(path: Path) -> None:
         file.truncate(6 << 30)
 
 
-DEEP = "[" * 200_000
+DEEP = "[" * 20_000
 #: The fields of run.json, outcome.json and the others, each with a value of another type.
 FIELDS = (
     "argv", "attempts", "cascade", "code", "created_s", "cwd", "diagnosis", "ended_s", "environment", "exit_status",
@@ -47,7 +47,7 @@ KINDS: dict[str, Callable[[Path], object]] = {
     "device": lambda path: path.symlink_to("/dev/zero"),
     "huge": sparse,
     "deep": lambda path: path.write_text(DEEP),
-    "deep object": lambda path: path.write_text('{"schema": 1, "x": ' * 100_000),
+    "deep object": lambda path: path.write_text('{"schema": 1, "x": ' * 20_000),
     "numbers": lambda path: path.write_text('{"schema": 1, "created_s": NaN, "ended_s": 1e999, "pid": -Infinity}\n'),
     "digits": lambda path: path.write_text('{"schema": 1, "created_s": ' + "9" * 6000 + "}"),
     "folder": lambda path: path.mkdir(),

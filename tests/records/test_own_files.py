@@ -23,6 +23,7 @@ from ddplaunch.values.words import host_name
 from tests.agent.guarded import open_files
 from tests.cli.cli_calls import Call, spawn
 from tests.planning.sample_launch import launch
+from tests.planning.test_submit import put_in_front
 from tests.records.fake_runs import outcome, record
 
 SOMEBODY = 65533
@@ -172,16 +173,6 @@ def theirs(folder: Path) -> Path:
     return directory
 
 
-def ssh_that_tells(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put an ssh first on PATH that leaves a file when it is called, and return that file."""
-    programs, called = folder / "bin", folder / "ssh-was-called"
-    programs.mkdir()
-    (programs / "ssh").write_text(f'#!/bin/sh\necho "$@" >> {called}\nexit 255\n')
-    (programs / "ssh").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    return called
-
-
 #: Further words of the commands that take a run.
 MORE = {"report": ("-o", "x.html")}
 #: Every command that takes a run but `clean`, which looks at processes alone if one is named.
@@ -198,7 +189,8 @@ TRIED = [
 def test_no_command_acts_on_a_record_of_others(
     call: Call, folder: Path, theirs: Path, words: tuple[str, ...], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    called = ssh_that_tells(folder, monkeypatch)
+    called = folder / "ssh-was-called"
+    put_in_front(folder / "bin", monkeypatch, ssh=f'echo "$@" >> {called}; exit 255')
     outcome(record(folder / ".ddplaunch", "mine"))
     assert {each[0] for each in TRIED} >= {"stop", "explain", "logs", "stacks", "report", "top"}
     said = call(words[0], named, *words[1:])

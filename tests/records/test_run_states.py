@@ -13,14 +13,15 @@ import pytest
 from ddplaunch.machine.processes.process_table import Process
 from ddplaunch.machine.processes.run_processes import RunProcesses
 from ddplaunch.records import json_files
-from ddplaunch.records.find import read_record
+from ddplaunch.records.find import RunRecord, read_record, read_run
 from ddplaunch.records.launchers import NodeProcesses, Place, holding, launched_by_me, read_launched
+from ddplaunch.records.outcome import RunOutcome, write_outcome
 from ddplaunch.records.own.own_files import read_file
-from ddplaunch.records.run_states import RunSummary, state_of, summary
+from ddplaunch.records.run_states import RunSummary, _recorded, _script_of, state_of, summary
 from ddplaunch.ui.ps_view import number_of_ranks, ps_json, ps_text
 from ddplaunch.ui.terminal import Terminal, cells
 from ddplaunch.values.finding import ExitStatus
-from ddplaunch.values.variable_names import SETTINGS
+from ddplaunch.values.variable_names import RANK_CALL, SETTINGS, TRIAL
 from ddplaunch.values.words import host_name
 from tests.cli.cli_calls import Call
 from tests.conftest import Golden
@@ -57,15 +58,40 @@ def test_states(tmp_path: Path) -> None:
     assert newer.problem == "outcome.json has schema 2; this ddplaunch reads 1"
 
 
-def test_a_broken_record_is_a_run_with_less_in_it(call: Call, folder: Path) -> None:
-    texts = ("", "{", "[]", '{"schema": "x"}', '{"schema": 1, "plan": [3], "host": 3}', "\udcff")
-    for number, text in enumerate(texts):
-        directory = record(folder / ".ddplaunch", f"broken-{number}")
-        (directory / "run.json").write_bytes(text.encode(errors="surrogateescape"))
-    said = call("ps", "--json")
-    runs = [each for each in json.loads(said.out)["runs"] if each["run_id"].startswith("broken-")]
-    assert said.status == 0 and [run["script"] for run in runs] == [None] * len(texts)
-    assert call("ps").status == 0
+def test_what_a_record_says_of_its_run(tmp_path: Path) -> None:
+    def of(**run: object) -> RunRecord:
+        return RunRecord("r", tmp_path, 0.0, run, {})
+
+    targets = (("train.py", ["m:fit"]), (RANK_CALL, ["m", "fit"]), (RANK_CALL, ["m"]), (RANK_CALL, None))
+    scripts = [of(plan={"target": {"name": name, "args": args}}).script for name, args in targets]
+    assert scripts == ["train.py", "fit()", RANK_CALL, RANK_CALL]
+    job = {"SLURM_JOB_ID": "12", "SLURM_ARRAY_JOB_ID": "3"}
+    assert [of(environment=one).slurm_job for one in ({}, job, job | {"SLURM_ARRAY_TASK_ID": "0"})] == [
+        None,
+        "12",
+        "3_0",
+    ]
+    found = [_recorded(of(plan=plan)) for plan in ({"gpus": [0, "1"], "topology": {"sizes": [4, None]}}, {})]
+    assert [(one["gpus"], one["sizes"]) for one in found] == [(("0", "1"), (4, 0)), (None, ())]
+    commands: tuple[list[str], ...] = (
+        ["python", "-u", "t.py", "x"],
+        ["python", "-m", "pkg.t"],
+        ["python", "-m"],
+        ["sh"],
+        [],
+    )
+    assert [_script_of(command) for command in commands] == ["t.py", "pkg.t", "python", "sh", None]
+
+
+def test_each_node_has_its_own_record_where_it_wrote_one(tmp_path: Path) -> None:
+    """Nodes on one disk may be of different launches."""
+    directory = record(tmp_path, "r", launch="first")
+    for node in (1, 2):
+        ended = RunOutcome("r", "h", node, "failed", 1, 1.0, 2.0, None, None, (), (), launch="second")
+        assert write_outcome(directory, ended) is None
+    (directory / "node-1" / "run.json").write_text('{"schema": 1, "launch": "second"}')
+    assert read_record(directory).outcomes.keys() == {1}
+    assert [read_run(directory, node).get("launch") for node in (0, 1, 2)] == ["first", "second", "first"]
 
 
 def test_a_directory_that_goes_away(tmp_path: Path) -> None:
@@ -82,11 +108,13 @@ def test_only_the_newest_records_are_read(call: Call, folder: Path) -> None:
         place.mkdir(parents=True)
         (place / "run.json").write_text("{")
         os.utime(place / "run.json", (number, number))
-    newest = [record(folder / ".ddplaunch", f"new-{number}").name for number in range(10)]
+    newest = [record(folder / ".ddplaunch", f"new-{number}").name for number in range(9)]
+    for number in range(3):  # the trials of one command count as one, and its own table has shown them
+        record(folder / ".ddplaunch", f"trial-{number}", environment={TRIAL: f"fit-x/{number}"})
     said = call("ps", "--json")
     listed = [run["run_id"] for run in json.loads(said.out)["runs"] if run["state"] == "ended"]
-    assert sorted(listed) == newest and json.loads(said.out)["not_shown"] == 60
-    assert "60 more ended; `ddplaunch ps --all` lists them\n" in call("ps").out
+    assert sorted(listed) == newest and json.loads(said.out)["not_shown"] == 63
+    assert "63 more ended; `ddplaunch ps --all` lists them\n" in call("ps").out
     assert call("ps", "--all").out.count("run.json is not JSON") == 60
 
 
@@ -137,6 +165,8 @@ def test_a_run_over_ssh_without_its_launcher_has_ended_also_where_an_old_version
     note.write_text(json.dumps({**json.loads(note.read_text()), "orphan_s": 600.0}))
     assert read_launched(directory) is not None
     assert summary(directory, None, host_name()).state == "ended"
+    outcome(directory, "failed")
+    assert summary(directory, None, host_name()).state == "failed"
 
 
 RUNS = (
