@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddplaunch.cli.parsing.command import COMMANDS, options_of, own_values
+import ddplaunch
+from ddplaunch.cli.parsing.command import COMMANDS, options_of, own_values, spellings
+from ddplaunch.cli.parsing.removed import instead
 from ddplaunch.cli.parsing.typed_words import (
     TypedLaunch,
     parse_quickly,
@@ -34,9 +37,9 @@ VALUES = st.sampled_from(["4", "auto", "2x4", "-1", "1e-4", "a b", "", "=", "x=y
 def command_lines(draw: st.DrawFn) -> tuple[str, list[str]]:
     """A command and words that are right, nearly right, or neither."""
     command = draw(st.sampled_from(sorted(COMMANDS)))
-    spellings = [flag.flag for flag in options_of(command) if flag.kind != "argument"]
-    negations = ["--no-" + spelling[2:] for spelling in spellings]
-    flags = st.sampled_from([*spellings, *spellings, *negations, "--lr-", "--ba", "-x", "--batch_size", "--DRY-RUN"])
+    named = [flag.flag for flag in options_of(command) if flag.kind != "argument"]
+    negations = ["--no-" + name[2:] for name in named]
+    flags = st.sampled_from([*named, *named, *negations, "--lr-", "--ba", "-x", "--batch_size", "--DRY-RUN"])
     attached = st.builds(lambda flag, value: f"{flag}={value}", flags, VALUES)
     pairs = st.builds(lambda flag, value: [flag, value], flags, VALUES)
     alone = st.one_of(flags, attached, VALUES).map(lambda word: [word])
@@ -136,3 +139,43 @@ def test_what_is_misspelt_gets_a_tip(call: Call, line: str, what: str, fix: str)
     said = call(*line.split())
     text = " ".join(said.err.split())
     assert said.status == 2 and "error[usage]: " in text and what in text and fix in text, text
+
+
+# What is gone is answered with what to use instead
+
+REMOVED = instead("removed")
+
+
+def typed(gone: str) -> list[str]:
+    """Return a command line with what a row of the table names."""
+    words = gone.split()
+    words = ["run", *words] if words[0].startswith("-") else words
+    return [*words, "--", "train.py"] if words[0] in ("run", "scale") else words
+
+
+@pytest.mark.parametrize("gone", REMOVED)
+def test_each_is_answered_with_what_to_use_instead(gone: str, call: Call) -> None:
+    said = call(*typed(gone))
+    assert said.status == 2 and said.err.startswith(f"error[removed]: `{gone}` is gone\n"), said.err
+    assert " ".join(REMOVED[gone].split()) in " ".join(said.err.split())
+
+
+def test_nothing_in_the_table_is_there() -> None:
+    for gone in REMOVED:
+        command, _, option = gone.rpartition(" ")
+        commands = [command] if command else list(COMMANDS)
+        assert gone not in COMMANDS
+        assert not any(option in spellings(options_of(each)) for each in commands if each in COMMANDS)
+
+
+@pytest.mark.parametrize("words", [["--trace", "t.svg"], ["--trace=t.svg"], ["2", "--record_metrics"]])
+def test_with_a_value_and_with_underscores(words: list[str], call: Call) -> None:
+    assert "error[removed]" in call("run", *words, "--", "train.py").err
+
+
+def test_in_a_profile_and_from_python(call: Call, folder: Path) -> None:
+    (folder / "ddplaunch.toml").write_text("record-metrics = true\n")
+    said = call("plan", "2", "--", "train.py")
+    assert said.status == 2 and "error[removed]: `--record-metrics` is gone" in said.err
+    with pytest.raises(TypeError, match="no option `trace` any more: `ddplaunch report`"):
+        ddplaunch.launch("train.py", trace="t.svg")

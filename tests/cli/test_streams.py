@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import re
@@ -82,6 +83,7 @@ def test_interrupted_while_it_prepares(folder: Path) -> None:
         (OSError(errno.EIO, "Input/output error"), 2, "error[stdout-not-writable]"),
         (OSError(errno.EFBIG, "File too large"), 2, "error[stdout-not-writable]"),
         (OSError(errno.EPERM, "Operation not permitted"), 3, "PermissionError at test_streams.py:"),
+        (ValueError("x"), 3, "ValueError at test_streams.py:"),
         (OSError(errno.ENOSPC, "No space left on device", "run.json"), 3, "OSError at test_streams.py:"),
     ],
 )
@@ -153,6 +155,14 @@ def test_a_launch_ends_with_the_program_that_started_it(
     monkeypatch.setattr(os, "kill", lambda pid, number: ended.append("now"))
     streams.end_with_starter({streams.VARIABLE: "7:/told"})
     assert ended == done
+
+
+def test_the_kernel_sends_a_signal_at_the_end_of_the_parent() -> None:
+    number = ctypes.c_int()
+    for wanted in (signal.SIGTERM, 0):
+        streams.get_signal_at_parents_end(wanted)
+        ctypes.CDLL(None).prctl(2, ctypes.byref(number))  # PR_GET_PDEATHSIG
+        assert number.value == wanted
 
 
 def test_what_was_told_outlives_the_name_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,12 @@ from ddplaunch.machine.processes.process_table import Process
 from ddplaunch.machine.processes.run_processes import RunProcesses
 from ddplaunch.records import json_files
 from ddplaunch.records.find import RunRecord, read_record, read_run
-from ddplaunch.records.launchers import NodeProcesses, Place, holding, launched_by_me, read_launched
+from ddplaunch.records.launchers import NodeProcesses, Place, holding, launched_by_me
 from ddplaunch.records.outcome import RunOutcome, write_outcome
 from ddplaunch.records.own.own_files import read_file
 from ddplaunch.records.run_states import RunSummary, _recorded, _script_of, state_of, summary
 from ddplaunch.ui.ps_view import number_of_ranks, ps_json, ps_text
 from ddplaunch.ui.terminal import Terminal, cells
-from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.variable_names import RANK_CALL, SETTINGS, TRIAL
 from ddplaunch.values.words import host_name
 from tests.cli.cli_calls import Call
@@ -152,18 +151,12 @@ def test_a_live_run_is_found_from_any_directory(
     assert listed["state"] == "orphaned"
 
 
-def test_a_run_over_ssh_without_its_launcher_has_ended_also_where_an_old_version_noted_how_long_hosts_wait(
-    tmp_path: Path,
-) -> None:
+def test_a_run_over_ssh_without_its_launcher_has_ended(tmp_path: Path) -> None:
     directory = record(tmp_path, "r")
-    note = directory / "launcher.json"
     processes_json(directory, host="node-9")
     assert summary(directory, None, host_name()).state == "elsewhere"
     with holding(launched_by_me(directory, "r", (Place(0, "node-9", "python"),), 30.0, "", 0.0)):
         pass
-    assert summary(directory, None, host_name()).state == "ended"
-    note.write_text(json.dumps({**json.loads(note.read_text()), "orphan_s": 600.0}))
-    assert read_launched(directory) is not None
     assert summary(directory, None, host_name()).state == "ended"
     outcome(directory, "failed")
     assert summary(directory, None, host_name()).state == "failed"
@@ -221,27 +214,3 @@ def test_json_has_it_all() -> None:
     assert second["diagnosis"] == "oom-kill" and second["directory"] == "/w/r"
     unequal = RunSummary("r", "running", nnodes=2, nproc_per_node=4, sizes=(4, 2))
     assert number_of_ranks(unequal) == ps_json([unequal], 0, "here", 0.0)["runs"][0]["world_size"] == 6
-
-
-def test_records_of_a_version_that_relaunched_are_read(call: Call, folder: Path) -> None:
-    directory = folder / ".ddplaunch" / "runs" / "old-relaunch-1"
-    (directory / "node-0" / "attempt-0").mkdir(parents=True)
-    shutil.copy(Path(__file__).with_name("relaunched_run.json"), directory / "run.json")
-    left = {
-        "relaunch.json": '{"schema": 1, "lived_s": 0.001, "advanced": null, "unseen": "was not given"}\n',
-        "metrics.jsonl": '{"schema":1}\n{"at_s":1.0,"name":"h","attempt":0,"host":{}}\n',
-        "attempt-0/rank-0.marks.json": '{"python_s": 1.5}',
-    }
-    for name, text in left.items():
-        (directory / "node-0" / name).write_text(text)
-    (directory / "node-0" / "attempt-0" / "rank-0.err").write_text("KeyError: 'bird'\n")
-    outcome(directory, "failed", exit_status=7)
-    waiting = folder / ".ddplaunch" / "queue"
-    waiting.mkdir()
-    (waiting / "000001.json").write_text('{"schema": 1, "number": 1, "state": "waiting", "words": ["2"]}\n')
-    (run,) = [each for each in json.loads(call("ps", "--json").out)["runs"] if each["run_id"] == directory.name]
-    assert (run["script"], run["state"]) == ("train.py", "failed")
-    for words in ("ps", "logs", "explain", "report", "clean --yes --keep 0"):
-        said = call(*words.split())
-        assert said.status in (ExitStatus.DONE, ExitStatus.FINDINGS) and not said.err.count("bug"), (words, said)
-    assert not directory.exists()
