@@ -30,7 +30,7 @@ _LOGS = (".log", ".out", ".err", ".txt")
 #: First bytes of compressed files, and the program that unpacks them.
 _PACKED = {b"\x1f\x8b": "zcat", b"BZh": "bzcat", b"\xfd7zXZ": "xzcat", b"\x28\xb5\x2f\xfd": "zstdcat"}
 _SAMPLE_BYTES = 1 << 16
-_TEXT_CONTROLS = frozenset(b"\a\b\t\n\v\f\r\x1b")
+_CONTROLS = b"\1\2\3\4\5\6\16\17\20\21\22\23\24\25\26\27\30\31\32\34\35\36\37"  # of no text; \a to \r and ESC are
 _BINARY_SHARE = 0.03  # of control characters among the nonzero bytes; random bytes have 8 %
 _MOST_ENTRIES = 200_000  # files and folders to visit below a folder
 _WHY = "`explain` reads a log, a recorded run, or describes a code"
@@ -187,8 +187,8 @@ def _is_binary(start: bytes) -> bool:
     second byte is zero.
     """
     shown = start.replace(b"\0", b"")
-    controls = sum(byte < 32 and byte not in _TEXT_CONTROLS for byte in shown)
-    return bool(start) and PG_CONFIG not in start and (not shown or controls > _BINARY_SHARE * len(shown))
+    text_bytes = len(shown.translate(None, _CONTROLS))
+    return bool(start) and PG_CONFIG not in start and (not shown or text_bytes < (1 - _BINARY_SHARE) * len(shown))
 
 
 def _folder(folder: Path) -> list[LogSource]:

@@ -22,6 +22,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make "big" mean some hundred KB, so that the test does not write megabytes."""
     monkeypatch.setattr(reading, "WHOLE_BYTES", 64 << 10)
     monkeypatch.setattr(reading, "_LEAST_BYTES", 16 << 10)
+    monkeypatch.setattr(reading, "_ENDS_BYTES", 16 << 10)
     monkeypatch.setattr(reading, "_BLOCK_BYTES", 50_000)
 
 
@@ -39,6 +40,20 @@ def test_a_cause_anywhere_is_found_where_it_stands(tmp_path: Path, before: int, 
     found = explain_texts([source]).diagnosis
     assert found is not None and found.exception is not None and found.exception.type == "KeyError"
     assert found.evidence[0].line == before + 3
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("before", [-2, 4, 60, 81, 82, 2000])
+def test_a_cause_that_lies_in_two_blocks_is_read_whole_and_so_is_the_end(tmp_path: Path, before: int) -> None:
+    begins = (16 << 10) + 2 * 50_000 - before
+    steps = STEP * (begins // len(STEP) - 1)
+    data = steps + b"x" * (begins - len(steps) - 1) + b"\n" + CAUSE
+    path = tmp_path / "big.log"
+    path.write_bytes(data + b"".join(b"step %d\n" % number for number in range(9000)) + b"an Error\n")
+    ((_, lines),) = reading.numbered_lines([LogSource("big.log", path)])
+    number = data.count(b"\n")
+    assert [text for place, text in lines if number - 3 < place <= number] == CAUSE.decode().splitlines()
+    assert [text for _, text in lines[-900:-1]] == [f"step {number}" for number in range(8101, 9000)], "and the end"
 
 
 @pytest.mark.usefixtures("small")

@@ -47,10 +47,10 @@ def unexplained(
     record (``ends``), the earliest.
     """
 
-    def order(ended: BareExit) -> tuple[int, bool, float, bool, int]:
+    def order(ended: BareExit) -> tuple[int, bool, float, int]:
         rank = ended.exit.rank
         kind = _ORDER.index(ended.code)
-        return (kind, rank in complaining, ends.get(rank, math.inf), ended.exit.code == 1, ended.exit.line.at)
+        return (kind, rank in complaining, ends.get(rank, math.inf), ended.exit.line.at)
 
     own_exits = (end for end in exits if not end.by_agent)
     kinds = (BareExit("unknown" if end.seen and end.code > 0 else exit_code(end.code), end) for end in own_exits)
@@ -174,13 +174,11 @@ class RootCause:
     @property
     def lines(self) -> tuple[Line, ...]:
         """The lines that show the cause, most telling first."""
-        lines = [item.line for item in (self.candidate, self.own_echo) if item is not None]
-        lines += [] if self.ended is None else [self.ended.exit.line]
-        lines += [item.line for item in self.mismatched or ()]
-        lines += [] if self.witness is None else [self.witness.line]
-        waited = None if self.left is None else self.left.line
-        lines += [item for item in (waited, self.outside, self.cut) if item is not None]
-        lines = [*self.ended.said, *lines] if self.ended is not None and self.outside is None else lines
+        own_exit = None if self.ended is None else self.ended.exit
+        parts = (self.candidate, self.own_echo, own_exit, *(self.mismatched or ()), self.witness, self.left)
+        lines = [part.line for part in parts if part is not None] + [self.outside, self.cut]
+        said = self.ended.said if self.ended is not None and self.outside is None else ()
+        lines = [*said, *(line for line in lines if line is not None)]
         return tuple(lines or [hit.line for hit in self.case.echoes[:1]])
 
     @property
@@ -296,15 +294,14 @@ def _left_early(case: Case) -> RootCause | None:
 def _exit_explains(ended: BareExit | None, best: Failure) -> bool:
     """Return whether the exit, not the failure ``best``, is the cause.
 
-    A rank that died of a signal explains timeouts and lost connections of the others, and an uncertain cause that was
-    printed later. An abort or a plain exit status says less than any line that is more than a hint.
+    A rank that died of a signal explains timeouts and lost connections of the others. An abort or a plain exit status
+    says less than any line that is more than a hint.
     """
     if ended is None:
         return False
     if ended.code in ("unknown", "aborted"):
         return best.standing >= Tier.HINT
-    later = best.standing == Tier.UNCERTAIN and ended.exit.line.at < best.line.at
-    return best.standing >= Tier.SURVIVED or later
+    return best.standing >= Tier.SURVIVED
 
 
 def _of_failure(case: Case) -> RootCause:

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from ddplaunch.explain.decide.collectives import Stuck, stuck
 from ddplaunch.explain.decide.recorded import ended_later
-from ddplaunch.explain.decide.work import GOES_ON, Work, said_done, says_failed
+from ddplaunch.explain.decide.work import ENOUGH, GOES_ON, Work, said_done, says_failed
 from ddplaunch.explain.diagnosis import Raised, RunFacts, UserCall
 from ddplaunch.explain.read.lines import Line, announced_in
 from ddplaunch.explain.read.prefixes import Speaker
@@ -246,7 +246,6 @@ _FOLLOWS = {
 _VOICES, _COMPLAINS, _CAUGHT, _OF_A_GPU, _WARNED, _NAMES_A_PROGRAM = patterns("voices")
 #: Exit statuses of ranks that were told to end.
 _ASKED_TO_END = (-15, -2, -1, 143, 130, 129)
-_SURVIVED = 4  # steps; ranks that lost another one make one or two more at most
 _NEAR = 40  # most lines between an exception and the line that names its cause
 
 
@@ -334,7 +333,7 @@ def steps_followed(case: Case) -> Holds:
 
     def holds(failure: Failure) -> bool:
         progress, steps = case.work.reported_after(failure.line)
-        return steps >= _SURVIVED or progress >= (2 if failure.signature.kind == "at-start" else 4 * _SURVIVED)
+        return steps >= ENOUGH or progress >= (2 if failure.signature.kind == "at-start" else 4 * ENOUGH)
 
     return holds
 
@@ -417,8 +416,7 @@ def after_an_end_from_outside(case: Case) -> Holds:
     fatal = [failure for failure in case.failures if failure.fate == "fatal"]
     outside = [failure.line.at for failure in fatal if failure.code in OUTSIDE and not failure.is_hint]
     own_exits = [end for end in case.scanned.exits if not end.by_agent and end.code not in _ASKED_TO_END]
-    cancelled = min((failure.line.at for failure in fatal if " CANCELLED AT " in failure.line.text), default=math.inf)
-    reported = any(not (end.table or ("srun: " in end.line.text and cancelled < end.line.at)) for end in own_exits)
+    reported = any(not end.table for end in own_exits)
     end = math.inf if reported else min(outside, default=math.inf)
     causes = (failure for failure in fatal if failure.code not in OUTSIDE and failure.line.at < end)
     failed_before = any(failure.tier <= Tier.GENERAL for failure in causes)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
-from typing import NamedTuple
+from functools import cached_property
+from itertools import islice, takewhile
 
 from ddplaunch.explain.diagnosis import RunFacts
 from ddplaunch.explain.episodes import FAILS
@@ -26,6 +26,7 @@ _SAID, _REPEATED = 60, 2  # characters of a line to quote; losses in a row that 
 _CLOSING, _WORK = 2, 3  # last lines that may report a failure; steps of a training that got going
 _ENDS = 15  # last lines of a file that may say how it ended
 GOES_ON = 3  # lines of a program that continued after an error it announced
+ENOUGH = 4  # steps; ranks that lost another one make one or two more at most
 
 
 def ended_well(lines: Sequence[Line], echoes: bool) -> bool:
@@ -43,7 +44,7 @@ def unfinished_report(scanned: Scanned, work: Work) -> Line | None:
     """
     hooks = [line for line in scanned.lines if line.text.startswith("Error in sys.excepthook")]
     cut = [line for line in (*hooks, *scanned.cut) if not work.went_on(line, uncaught=True)]
-    lines = [line for line in scanned.lines[-400:] if says_something(line.text) and line.text[0] != "#"]
+    lines = [line for line in _last(scanned.lines) if line.text[0] != "#"]
     is_over = any(_OVER.search(line.text) for line in lines[-_ENDS:])
     known_places = {hit.line.at for hit in scanned.hits} | {
         part.line.at for traceback in scanned.tracebacks for part in traceback.parts
@@ -57,7 +58,7 @@ def unfinished_report(scanned: Scanned, work: Work) -> Line | None:
 
 def not_a_number(lines: Sequence[Line]) -> Iterator[Finding]:
     """Yield a warning that names the line from which on no printed loss is finite, if there is one."""
-    losses = [(match["loss"], line) for line in reversed(lines) if (match := _LOSS.search(line.text))]
+    losses = ((match["loss"], line) for line in reversed(lines) if (match := _LOSS.search(line.text)))
     bad = [line for _, line in takewhile(lambda printed: not math.isfinite(float(printed[0])), losses)]
     if len(bad) < _REPEATED:
         return
@@ -82,8 +83,12 @@ def telling(texts: Sequence[str]) -> list[str]:
     ]
 
 
+def _last(lines: Sequence[Line]) -> list[Line]:
+    return [line for line in lines[-400:] if says_something(line.text)]
+
+
 def _texts(lines: Sequence[Line]) -> list[str]:
-    return [line.text for line in lines[-400:] if says_something(line.text)]
+    return [line.text for line in _last(lines)]
 
 
 def said_done(lines: Sequence[Line], last: int, once: bool = False) -> bool:
@@ -148,58 +153,64 @@ def _at_work(texts: Sequence[str]) -> bool:
 
 def stops_short(lines: Sequence[Line]) -> Line | None:
     """Return the last line of a log without failures if it reports a step before the last one; otherwise None."""
-    last = [line for line in lines[-400:] if says_something(line.text)]
+    last = _last(lines)
     return last[-1] if last and _unfinished([line.text for line in last]) else None
 
 
-class _Rest(NamedTuple):
-    """How many reports of progress, and how many different steps, follow each line of a file that says something.
+def _counts(line: Line) -> bool:
+    """Return whether a line may tell that the work goes on: no source line, and nothing that every run prints."""
+    reports = line.text[:1] != " " or "%|" in line.text or _COUNTS.match(line.text)
+    return bool(reports) and says_something(line.text)
 
-    ``places`` are the positions of these lines. ``passed`` and ``done`` are the last lines near the end that say that
-    tests passed or a job is over, and that the work is done, ``again`` the last that says that it was resumed; -1 for
-    none.
+
+class _File:
+    """What a file says after each of its lines: read from its end, as far back as somebody asks.
+
+    Where ``ENOUGH`` different steps follow, no rule asks for more. ``passed`` and ``done`` count the lines from the end
+    to the last one that says that tests passed or a job is over, and that the work is done.
     """
 
-    places: list[int]
-    progress: list[int]
-    steps: list[int]
-    passed: int
-    done: int
-    again: int
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
+        self._read = 0
+        self._places: list[int] = []  # negative, of lines that say something
+        self._progress, self._steps, self._steps_seen = [0], [0], set[str]()
+        self.passed = self.done = math.inf
 
+    def after(self, line: Line) -> tuple[int, int, int]:
+        """Return how many lines that say something, reports of progress, and different steps follow ``line``."""
+        while self._read < len(self.lines) and self._steps[-1] < ENOUGH:
+            other = self.lines[-1 - self._read]
+            if other.at <= line.at:
+                break
+            self._read += 1
+            if _counts(other):
+                self._note(other)
+        after = bisect.bisect_left(self._places, -line.at)
+        return after, self._progress[after], self._steps[after]
 
-def _rest(lines: Sequence[Line]) -> _Rest:
-    progress, steps, steps_seen = [0], [0], set[str]()
-    for line in reversed(lines):
-        reported, step = bool(PROGRESS.search(line.text)), " ".join(_STEP.findall(line.text))
-        steps_seen |= {step} if step else set()
-        progress.append(progress[-1] + reported)
-        steps.append(len(steps_seen))
-    last = range(max(0, len(lines) - _ENDS), len(lines))
-    passed, done = (
-        max((at for at in last if pattern.search(lines[at].text)), default=-1) for pattern in (_OVER, _DONE)
-    )
-    again = next((line.at for line in reversed(lines) if _AGAIN.search(line.text)), -1)
-    return _Rest([line.at for line in lines], progress[::-1], steps[::-1], passed, done, again)
+    def _note(self, line: Line) -> None:
+        if (lines_behind := len(self._places)) < _ENDS:
+            self.passed = min(self.passed, lines_behind if _OVER.search(line.text) else math.inf)
+            self.done = min(self.done, lines_behind if _DONE.search(line.text) else math.inf)
+        self._places.append(-line.at)
+        self._progress.append(self._progress[-1] + bool(PROGRESS.search(line.text)))
+        self._steps_seen |= {" ".join(_STEP.findall(line.text))} - {""}
+        self._steps.append(len(self._steps_seen))
+
+    @cached_property
+    def again(self) -> int:
+        """The position of the last line that says that the work was resumed, or -1."""
+        return next((line.at for line in reversed(self.lines) if _AGAIN.search(line.text) and _counts(line)), -1)
 
 
 class Work:
-    """How each file continues after a line; counted once, because a log may have thousands of failures."""
+    """How each file continues after a line; read once, because a log may have thousands of failures."""
 
     def __init__(self, lines: Sequence[Line]) -> None:
-        self._files: dict[str, list[Line]] = {}
+        self._files = defaultdict[str, _File](_File)
         for line in lines:
-            counts = line.text[:1] != " " or "%|" in line.text or _COUNTS.match(line.text)
-            if counts and says_something(line.text):
-                self._files.setdefault(line.file, []).append(line)
-        self._rests: dict[str, _Rest] = {}
-
-    def _after(self, line: Line) -> tuple[_Rest, int]:
-        """Return what is known of the file of ``line``, and how many of its lines are not after ``line``."""
-        if line.file not in self._rests:
-            self._rests[line.file] = _rest(self._files.get(line.file, []))
-        rest = self._rests[line.file]
-        return rest, bisect.bisect_right(rest.places, line.at)
+            self._files[line.file].lines.append(line)
 
     def went_on(self, line: Line, uncaught: bool = False, announced: bool = False) -> bool:
         """Return whether the work continued after ``line`` in the same log: it was completed, or made two more steps.
@@ -208,26 +219,26 @@ class Work:
         was ``announced`` as skipped or retried. After an ``uncaught`` exception the word "done" only counts with a
         step, because the shell script around the training prints it too.
         """
-        rest, at = self._after(line)
-        if rest.passed >= at:
+        file = self._files[line.file]
+        lines_after, progress, steps = file.after(line)
+        if file.passed < lines_after:
             return True
-        if len(rest.places) - at < 1 + uncaught:
+        if lines_after < 1 + uncaught:
             return False
-        progress, steps = self.reported_after(line)
         begun = steps > 0 or (progress > 0 and self.began_again(line))
-        is_over = rest.done >= at and (begun or not uncaught)
+        is_over = file.done < lines_after and (begun or not uncaught)
         return is_over or steps >= 2 or progress >= (1 if announced else 4)
 
     def reported_after(self, line: Line) -> tuple[int, int]:
         """Return how many reports of progress, and how many different steps, follow ``line`` in the same log."""
-        rest, at = self._after(line)
-        return rest.progress[at], rest.steps[at]
+        return self._files[line.file].after(line)[1:]
 
     def said_between(self, line: Line, until: int) -> int:
-        """Return how many lines that say something follow ``line`` in the same log before position ``until``."""
-        rest, at = self._after(line)
-        return bisect.bisect_left(rest.places, until) - at
+        """Return how many lines that say something follow ``line`` in its log before ``until``, at most `GOES_ON`."""
+        own_lines = self._files[line.file].lines
+        begin, end = (bisect.bisect_left(own_lines, at, key=lambda other: other.at) for at in (line.at + 1, until))
+        return len(list(islice(filter(_counts, map(own_lines.__getitem__, range(begin, end))), GOES_ON)))
 
     def began_again(self, line: Line) -> bool:
         """Return whether a line after ``line`` says that the work was resumed."""
-        return self._after(line)[0].again > line.at
+        return self._files[line.file].again > line.at

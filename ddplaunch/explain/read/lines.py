@@ -62,6 +62,14 @@ def clean(raw: str) -> str:
     return raw if raw.isascii() else raw.translate(_UNSEEN)
 
 
+SHAPES = 50_000  # to remember; a training prints few
+
+
+def shape_of(text: str) -> bytes:
+    """Return what is equal in lines of one kind: the text without digits and spaces."""
+    return text.encode("utf-8", "replace").translate(None, b"0123456789 ")
+
+
 def names_exception(text: str) -> bool:
     """Return whether a line begins with the name of an exception, like the last line of a traceback."""
     return bool(_IS_NAMED.match(text))
@@ -124,8 +132,8 @@ _OUTPUT_BELOW = "The output (if any) follows:"  # LSF's mail reports the end fir
 
 
 WHOLE_BYTES = 4 << 20  # of all logs together, to be read completely
-_LEAST_BYTES = 64 << 10  # of each log, at least
-_BLOCK_BYTES = 8 << 20
+_ENDS_BYTES, _LEAST_BYTES = 1 << 20, 64 << 10  # of larger ones: the last bytes of all together, and of each at least
+_BLOCK_BYTES = 1 << 20
 _BEFORE_BYTES, _AFTER_BYTES = 2 << 10, 12 << 10  # around a telling word; a traceback is longer than its first line
 _FIRST, _LAST = 24, 8  # telling words of one log whose surroundings are read
 #: Nearly every failure in the middle of a log prints one of these.
@@ -136,7 +144,7 @@ def numbered_lines(sources: Sequence[LogSource]) -> Iterator[tuple[LogSource, li
     """Yield each log with its numbered lines, without newlines. Raises OSError if a file cannot be read."""
     sizes = [source.read.stat().st_size if isinstance(source.read, Path) else 0 for source in sources]
     whole = sum(sizes) <= WHOLE_BYTES
-    share = WHOLE_BYTES if whole else max(_LEAST_BYTES, WHOLE_BYTES // len(sources))
+    share = WHOLE_BYTES if whole else max(_LEAST_BYTES, _ENDS_BYTES // len(sources))
     for source in sources:
         with open(source.read, "rb") if isinstance(source.read, Path) else nullcontext(source.read) as file:
             lines = _read(file, share)
@@ -158,23 +166,18 @@ def _read(stream: BinaryIO, share: int) -> list[Numbered]:
     block = head = stream.read(share)
     if len(head) < share:
         return _numbered(head, 1)
-    windows, tail = _Windows(), b""
+    windows, last = _Windows(), deque[bytes](maxlen=share // _BLOCK_BYTES + 2)
     while block:
         windows.search(block)
-        tail = block[-share:] if len(block) >= share else (tail + block)[-share:]
+        last.append(block)
         block = stream.read(_BLOCK_BYTES)
-    return _merged(head[: share // 4], windows, windows.passed - tail.count(b"\n"), tail)
-
-
-def _merged(head: bytes, windows: _Windows, before_tail: int, tail: bytes) -> list[Numbered]:
-    """Return the lines of both ends and of the windows, each once; ``before_tail`` newlines precede the tail."""
-    pieces = [_numbered(data, number) for number, data in windows.kept()]
-    lines = _numbered(head, 1)[:-1]  # the last line may be cut, and so may the first line of the tail
-    pieces.append(_numbered(tail, before_tail + 1)[1:])
-    for piece in pieces:
-        last = lines[-1][0] if lines else 0
-        lines += [numbered for numbered in piece if numbered[0] > last]
-    return lines
+    tail = b"".join(last)[-share:]
+    # the last line of the head may be cut, and so may the first of the tail; lines of a window may be cut at its end
+    lines = dict(_numbered(head[: share // 4], 1)[:-1])
+    for number, data in (*windows.first, *windows.last):
+        lines.update(_numbered(data, number))
+    lines.update(_numbered(tail, windows.passed - tail.count(b"\n") + 1)[1:])
+    return sorted(lines.items())
 
 
 class _Windows:
@@ -182,37 +185,36 @@ class _Windows:
 
     def __init__(self) -> None:
         self.passed = 0  # newlines in all blocks so far
-        self._first: list[tuple[int, bytes]] = []
-        self._last: deque[tuple[int, bytes]] = deque(maxlen=_LAST)
+        self.first: list[tuple[int, bytes]] = []
+        self.last: deque[tuple[int, bytes]] = deque(maxlen=_LAST)
+        self._end = b""  # the last whole lines of the block before
 
     def search(self, block: bytes) -> None:
         """Search the next block for telling words."""
+        seam = self._end + block[:_BEFORE_BYTES]
+        if any(word in seam for word in _TELLING):  # its surroundings are in both blocks
+            block = self._end + block
+            self.passed -= self._end.count(b"\n")
         end = 0
         for at in self._places(block):
             if at < end:
                 continue
             start = block.rfind(b"\n", 0, max(0, at - _BEFORE_BYTES)) + 1
             end = at + _AFTER_BYTES
-            window = self._first if len(self._first) < _FIRST else self._last
+            window = self.first if len(self.first) < _FIRST else self.last
             window.append((self.passed + block.count(b"\n", 0, start) + 1, block[start:end]))
-        self.passed += block.count(b"\n")
+        self.passed += len(block) - len(block.replace(b"\n", b""))  # which takes half the time of `count`
+        self._end = block[-_BEFORE_BYTES - _AFTER_BYTES :].partition(b"\n")[2]
 
     def _places(self, block: bytes) -> list[int]:
         places: list[int] = []
         for word in _TELLING:
-            if block.rfind(word) < 0:  # most blocks have none, which CPython finds out four times faster backwards
-                continue
-            at = block.find(word)
-            for _ in range(_FIRST):
-                if at < 0:
-                    break
+            # most blocks have none, which CPython finds out twice as fast backwards
+            at = block.find(word) if block.rfind(word) >= 0 else -1
+            while at >= 0:
                 places.append(at)
                 at = block.find(word, at + _AFTER_BYTES)
         return sorted(places)
-
-    def kept(self) -> list[tuple[int, bytes]]:
-        """Return (number of the first line, bytes) of each window, in order."""
-        return [*self._first, *self._last]
 
 
 def reason_text(lines: Sequence[Line]) -> str:

@@ -28,6 +28,8 @@ NOBODY = Speaker()
 _HOST, _TASK, _TASK_TELLS, _STAMP, _ACTOR, _NCCL, _CPP, _BEGINS, _COLUMN, _VARIES, _NAME = patterns("prefixes")
 _BRACKETS = patterns("brackets")
 _IN_FRONT = (_STAMP, *patterns("in-front"))
+#: All of these in one, which tells twice as fast that a line begins with none of them.
+_ANY_IN_FRONT = re.compile("|".join(re.sub(r"\(\?P<\w+>", "(?:", row.pattern) for row in _IN_FRONT))
 _MOSTLY_ALL = 0.9
 _MOST_COLUMNS = 8
 _MOST_PREFIXES = 6
@@ -48,8 +50,7 @@ class Prefixes:
         columns, numbered_all = Counter(match[1] for match in matches), all(match[2] for match in matches)
         if len(matches) >= _MOSTLY_ALL * len(filled) and (numbered_all or 1 < len(columns) <= _MOST_COLUMNS):
             hosts.update(columns)
-        names = _any_of(hosts)
-        self._host = re.compile(rf"^({names})(?:: ?|\s*\|(?: |$))")
+        self._host = re.compile(rf"^({_any_of(hosts)})(?:: ?|\s*\|(?: |$))") if hosts else None
         bare = [_STAMP.sub("", self._without_host(line, NOBODY)[0], count=1) for line in timeless]
         numbered = sum(bool(_TASK.match(line)) for line in bare)
         self._indent = _common_indent(filled)  # of a log that was pasted as a block
@@ -82,8 +83,7 @@ class Prefixes:
         return None
 
     def _without_host(self, text: str, who: Speaker) -> tuple[str, Speaker]:
-        bare = _STAMP.sub("", text, count=1)
-        if (match := self._host.match(bare)) is None:
+        if self._host is None or (match := self._host.match(bare := _STAMP.sub("", text, count=1))) is None:
             return text, who
         return bare[match.end() :], who._replace(host=match[1])
 
@@ -102,13 +102,15 @@ class Prefixes:
 
 def _any_of(names: Iterable[str]) -> str:
     """Return an expression for the longest of ``names`` that fits; it matches nothing if there are none."""
-    return "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)"
+    return "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
 
 
 def without_known(text: str, who: Speaker) -> tuple[str, Speaker]:
     """Return the text without the prefixes that are known in any file, and the speaker that they name."""
     for _ in range(_MOST_PREFIXES):
-        rows = _BRACKETS if text[:1] == "[" else (_ACTOR,) if text[:1] == "(" else _IN_FRONT
+        if (first := text[:1]) not in ("[", "(") and not _ANY_IN_FRONT.match(text):
+            break
+        rows = _BRACKETS if first == "[" else (_ACTOR,) if first == "(" else _IN_FRONT
         match = next((match for pattern in rows if (match := pattern.match(text))), None)
         if match is None:
             break

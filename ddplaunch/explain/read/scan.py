@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 from itertools import islice, takewhile
 from typing import NamedTuple
 
-from ddplaunch.explain.read.lines import Line
+from ddplaunch.explain.read.lines import SHAPES, Line, shape_of
 from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.read.traceback import Traceback, Tracebacks
 from ddplaunch.explain.read.trailer import RankExit, Trailer
@@ -16,11 +16,9 @@ from ddplaunch.explain.signatures import Signature, Tier, all_signatures, patter
 from ddplaunch.values.frozen import dataclass
 
 _OPENED, _LISTS, _COMMENT, _GOES_ON = patterns("scan")
-_DIGITS, _SPACES = re.compile(r"\d+"), re.compile(r" {2,}")
 #: Echoes that contradict causes; the others only say that something failed.
 _SPEAK = frozenset(("step-ended", "store-lost"))
 _NOTES = 6  # lines below an exception; if more follow, they are not part of it
-_SHAPES = 50_000  # remembered line shapes; a training prints few
 _BEGINS = 2  # characters; the shortest needed text has as many
 
 
@@ -52,27 +50,22 @@ def _shown(signature: Signature, text: str) -> tuple[dict[str, str], bool] | Non
     return {"line": match[0]} | {name: value for name, value in match.groupdict().items() if value is not None}, quoted
 
 
-def _shape(text: str) -> str:
-    """Return ``text`` with the numbers and indents normalized in which lines of one kind differ."""
-    return _SPACES.sub(" ", _DIGITS.sub("0", text))
-
-
 class Matcher:
     """Matches all signatures; remembers which ones to try for lines that differ only in their numbers."""
 
     def __init__(self, signatures: Sequence[Signature]) -> None:
         self._signatures = signatures
-        self._places: dict[str, dict[str, set[int]]] = {}  # signatures by the text they need, by how it begins
-        self._of_shape = lru_cache(_SHAPES)(self._in_shape)
+        self._places: dict[bytes, dict[bytes, set[int]]] = {}  # signatures by the text they need, by how it begins
+        self._of_shape = lru_cache(SHAPES)(self._in_shape)
         for place, signature in enumerate(signatures):
-            for text in map(_shape, signature.needed):
+            for text in map(shape_of, signature.needed):
                 self._places.setdefault(text[:_BEGINS], {}).setdefault(text, set()).add(place)
 
     def candidates(self, text: str) -> tuple[Signature, ...]:
         """Return the signatures with a needed text in ``text``, ignoring numbers, in listed order."""
-        return self._of_shape(_shape(text))
+        return self._of_shape(shape_of(text))
 
-    def _in_shape(self, shape: str) -> tuple[Signature, ...]:
+    def _in_shape(self, shape: bytes) -> tuple[Signature, ...]:
         begins = self._places.keys() & {shape[at : at + _BEGINS] for at in range(len(shape))}
         listed = (places for begin in begins for text, places in self._places[begin].items() if text in shape)
         return tuple(self._signatures[place] for place in sorted(set[int]().union(*listed)))

@@ -220,9 +220,7 @@ class Tracebacks:
         if match and (state.frames or names_exception(text)):
             self._raised(line, match, state)
             return
-        if _SPAWNED.match(text) and state.parts and line.speaker.rank is not None:
-            state.link, state.header, state.seen = "original", False, line.at  # a process that this rank started
-        elif _SPAWNED.match(text):
+        if _SPAWNED.match(text):
             self._close(line.speaker, state)
         elif line.at - state.seen > _FOREIGN or (state.parts and line.at - state.seen > 2 and not waiting):
             self._close(line.speaker, state)

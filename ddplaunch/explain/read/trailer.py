@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 
-from ddplaunch.explain.read.lines import Line
+from ddplaunch.explain.read.lines import SHAPES, Line, shape_of
 from ddplaunch.explain.read.prefixes import Speaker
 from ddplaunch.explain.signatures import named, patterns
 from ddplaunch.values.frozen import dataclass
@@ -22,10 +23,15 @@ _OF_LAUNCHERS, _EXITS = patterns("exits-of-launchers"), patterns("exits")
 _HOW = {"segmentation fault": 11, "killed": 9, "aborted": 6, "abort": 6, "bus error": 7, "terminated": 15,
         "out of memory": 9, "floating point exception": 8, "illegal hardware instruction": 4}  # fmt: skip
 #: Each line that reports an exit contains one of these.
-_TRIGGERS = (
-    *(text for name in ("read-exits-of-launchers", "read-exits") for text in named(name).needed),
-    "Unable to shutdown",
-)
+_TRIGGERS = [
+    shape_of(text)
+    for text in (*named("read-exits-of-launchers").needed, *named("read-exits").needed, "Unable to shutdown")
+]
+
+
+@lru_cache(SHAPES)
+def _may_report(shape: bytes) -> bool:
+    return any(trigger in shape for trigger in _TRIGGERS)
 
 
 _QUOTED = re.compile(r"(?<=[\w)\]:,;] )\"[^\"]*\"")  # an example, or somebody else's words
@@ -72,7 +78,7 @@ class Trailer:
         elif (entry := self._entries.get(line.speaker)) is not None:
             line = self._summary(line, entry)
         text = line.text
-        if any(trigger in text for trigger in _TRIGGERS) and (rank_exit := self._exit(line)) and rank_exit.code:
+        if _may_report(shape_of(text)) and (rank_exit := self._exit(line)) and rank_exit.code:
             self.exits.append(rank_exit)
         if text.endswith(" FAILED") and text.count(" ") == 1:
             self.failed_summary = self.failed_summary or line
