@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -18,8 +19,9 @@ COMMAND = Command(
 
 def env() -> int:
     """Print torch's description of the environment, ddplaunch's version, and what `doctor` finds."""
-    # It starts `python -m pip`, which would take a pip.py of this folder; by `-m` Python would warn of the module.
-    subprocess.run([sys.executable, "-c", "from torch.utils import collect_env as c; c.main()"], cwd="/", check=False)
-    for words in (["--version"], ["doctor", "--verbose"]):
-        subprocess.run(own_command(sys.executable, "ddplaunch", *words), check=False)
+    # Python warns of how torch's module is started, above its text.
+    variables = {**os.environ, "PYTHONWARNINGS": "ignore::RuntimeWarning"}
+    for words in (["torch.utils.collect_env"], ["ddplaunch", "--version"], ["ddplaunch", "doctor", "--verbose"]):
+        folder = "." if len(words) > 1 else "/"  # collect_env starts `python -m pip`, which would take a pip.py here
+        subprocess.run(own_command(sys.executable, *words), cwd=folder, env=variables, check=False)
     return ExitStatus.DONE
