@@ -102,6 +102,16 @@ def test_a_line_without_end_is_bounded_and_without_a_limit_nothing_is(
     assert kept < most and (kept == 100 * len(piece)) is (limit == 0)
 
 
+def test_a_piece_ends_at_the_end_of_a_line_that_was_begun_in_it(run: Path) -> None:
+    file = log(run)
+    file.write(b"." * (LIMIT // 4 - 51) + b"\n")
+    for piece in (b"begun", b" goes on" * 9, b" ends\n", lines(1)):
+        file.write(piece)
+    first, second = pieces_of(file.path or "")
+    assert Path(first.path).read_bytes().endswith(b"\nbegun" + b" goes on" * 9 + b" ends\n")
+    assert Path(second.path).read_bytes() == lines(1)
+
+
 def test_a_second_guard_goes_on_in_the_last_piece(run: Path) -> None:
     for start in range(0, 30_000, 500):
         file = log(run)  # each dies without closing it

@@ -87,7 +87,7 @@ def guarded(
     said = folder / "said"
     with (
         said.open("wb") as err,
-        Guarded(folder, subprocess.DEVNULL, err, hang_timeout_s=hang_timeout_s, **settings) as one,
+        Guarded(folder, subprocess.DEVNULL, err, hang_timeout_s=hang_timeout_s, observe=False, **settings) as one,
     ):
         one.environment.update(taking_part({"PYTHONPATH": str(library)}, DDPLAUNCH_STACKS="1"))
         one.attempt(programs)

@@ -78,6 +78,8 @@ def test_who_ended_a_rank(one: SeenEnd, by: str | None) -> None:
     # without a first failure only orders end ranks
     assert who_ended(seen(1, None, TERM), None) == "itself"
     assert who_ended(seen(1, None, TERM, told_to_end=True), None) == "launcher"
+    assert who_ended(seen(1, None, TERM), seen(0, 1)) == "launcher", "at the same time"
+    assert who_ended(seen(1, None, TERM), seen(0, 1, at_s=None)) == "itself", "nobody knows when the first one ended"
 
 
 ENDS = (

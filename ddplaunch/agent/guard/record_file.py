@@ -32,7 +32,7 @@ class RecordFile:
         self.path = path
         self.problem: str | None = None
         self._limit = limit_bytes
-        self._piece = Piece(path or "", 0, 0)
+        self._piece = Piece("", 0, 0)
         self._size = 0  # of the current piece
         self._file = -1
         self._line_ended = True
