@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,10 +56,14 @@ def ended(*attempts: EndedAttempt, **changes: object) -> EndedRun:
     return replace(run, **changes)  # type: ignore[arg-type]
 
 
-def told(settings: Settings, run: EndedRun, status: int) -> str:
+def never(seconds: float) -> None:
+    pytest.fail("there is nothing to wait for")
+
+
+def told(settings: Settings, run: EndedRun, status: int, hear: Callable[[float], None] = never) -> str:
     """Conclude a run whose exit status is ``status``; return what is said."""
     texts: list[str] = []
-    assert conclude(settings, run, texts.append, lambda _: None) == status
+    assert conclude(settings, run, texts.append, hear) == status
     return "".join(texts)
 
 
@@ -136,6 +141,7 @@ def test_failed_run_is_recorded_and_told(settings: Settings) -> None:
         "frame": "train.py:20 in main",
         "notes": [],
     }
+    assert ranks[1]["last_lines"][-1] == "ValueError: bad batch"
     assert ranks[1]["out"] == "node-0/attempt-0/rank-1.out" and ranks[0]["signal"] == "SIGTERM"
     assert not [each for each in path.parent.iterdir() if each.name.startswith(".")], "a draft is left"
 
@@ -164,6 +170,7 @@ def test_the_node_that_failed_first_explains_the_end(
     Path(f"{settings.node_directory}/attempt-0/rank-3.out").write_text(
         "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:598] Connection closed by peer [10.0.0.2]:1\n"
     )
+    settings = settings._replace(others="node-2 29500")
     told(settings, replace(run, elsewhere=short_outcome(replace(there, diagnosis=None))), 0 if code is None else 1)
     status = {"cuda-out-of-memory": 7, "script-exception": 1, None: 0}[code]
     told(settings, replace(run, elsewhere=short_outcome(there)), status)
@@ -173,6 +180,29 @@ def test_the_node_that_failed_first_explains_the_end(
     for one in (outcome_here, last):
         assert (one["diagnosis"] and one["diagnosis"]["code"]) == code
     assert last["failed"] is (code is not None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "under_slurm", "waits"),
+    [
+        ({"state": "error"}, False, True),
+        ({"state": "error", "launcher_died": True}, False, False),
+        ({"state": "signal", "signal": signal.SIGTERM}, False, False),
+        ({"state": "signal", "signal": signal.SIGTERM}, True, True),
+        ({"state": "signal", "signal": signal.SIGINT}, True, False),
+    ],
+)
+def test_a_node_where_none_failed_waits_for_the_reason(
+    changes: dict[str, Any], under_slurm: bool, waits: bool, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if under_slurm:
+        monkeypatch.setenv("SLURM_STEP_ID", "0")
+    elsewhere: dict[str, Any] = {}
+    run = ended(attempt(rank(0, **TERMINATED), rank(2, **TERMINATED)), elsewhere=elsewhere, **changes)
+    there = short_outcome(outcome(host="node-2", node=1, exit_status=7))
+    status = 7 if waits else run.exit_status(None)
+    said = told(settings._replace(others="node-2 1"), run, status, lambda _: elsewhere.update(there))
+    assert ("because node 1 did: error[cuda-out-of-memory]" in said) is (waits and under_slurm), said
 
 
 def test_of_all_nodes_with_one_console_node_0_says_what_all_would(
@@ -298,6 +328,7 @@ def test_a_failure_is_told_beside_the_run_before(settings: Settings, state: str,
     failure = recorded(settings)["diagnosis"] if state == "failed" else None
     outcome_of_run(earlier, state, diagnosis=failure, cascade=[])
     assert says in " ".join(told(settings, ended(two_ranks()), 1).split())
+    assert "earlier" not in told(settings._replace(node=1), ended(two_ranks()), 1), "node 0 says it"
 
 
 def test_success_is_one_line_even_without_a_disk(settings: Settings) -> None:

@@ -170,7 +170,8 @@ sys.exit(3)
 @pytest.mark.slow
 def test_the_second_interrupt_kills_and_signals_to_the_guard_do_not_end_it(tmp_path: Path) -> None:
     deaf = "import signal, time\nfor n in (2, 15): signal.signal(n, lambda *_: 0)\nprint('deaf')\ntime.sleep(300)"
-    with Guarded(tmp_path, 2, 2, grace_s=600.0) as guarded:
+    err = tmp_path / "err"
+    with err.open("wb") as errors, Guarded(tmp_path, 2, errors, grace_s=600.0) as guarded:
         guarded.attempt([deaf, deaf])
         until(lambda: b"deaf" in guarded.file("attempt-0/rank-1.out"), "ranks are deaf")
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGINT, signal.SIGUSR1):
@@ -183,7 +184,7 @@ def test_the_second_interrupt_kills_and_signals_to_the_guard_do_not_end_it(tmp_p
         guarded.wait()
         assert [rank.returncode for rank in guarded.ranks.values()] == [-signal.SIGKILL] * 2
         status, ended = guarded.end("signal")
-        assert status == 130
+        assert status == 130 and err.read_bytes().count(b"for 2 ranks to save; Ctrl-C again kills them\n") == 1
         assert {rank.ended_by for rank in ended.attempts[0].ranks} == {"launcher"} and ended.attempts[0].first is None
 
 
