@@ -116,9 +116,3 @@ def skip(reason: str) -> None:
     if os.environ.get("DDPLAUNCH_REQUIRE_ALL") == "1":
         pytest.fail(f"{reason}; DDPLAUNCH_REQUIRE_ALL=1 lets nothing be skipped", pytrace=False)
     pytest.skip(reason)
-
-
-def pytest_runtest_teardown() -> None:
-    runs = sys.modules.get("tests.agent.plugin_runs")  # imported by the tests that launch by it
-    if runs is not None:
-        runs.end_what_runs()

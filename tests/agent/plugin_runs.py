@@ -109,18 +109,6 @@ globals()[sys.argv[1]]()
 """
 
 
-_begun: list[Run] = []
-
-
-def end_what_runs() -> None:
-    """End the launches that a test has begun and, since it failed, not ended."""
-    while _begun:
-        process = _begun.pop().process
-        if process.poll() is None:
-            process.kill()  # its guard ends the ranks
-            process.communicate()
-
-
 class Run:
     """One launch in ``folder``, which may still go on."""
 
@@ -133,7 +121,6 @@ class Run:
         self.process = subprocess.Popen(words, cwd=folder, env=environment, **{**streams, **changes})
         self.record = folder / ".ddplaunch" / "runs" / run_id
         self.out = self.err = ""
-        _begun.append(self)
 
     def wait_for(self, *names: str) -> None:
         """Wait until the files ``names`` exist in the folder."""

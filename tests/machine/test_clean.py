@@ -230,35 +230,33 @@ def test_a_node_of_a_later_host_is_a_record_too_and_links_in_one_are_not_followe
 
 
 @pytest.mark.usefixtures("no_orphans")
-@pytest.mark.parametrize("link", ["runs", "base"])
-def test_nothing_behind_a_link_is_removed(folder: Path, call: Call, link: str) -> None:
-    victim = folder / "victim" / ".ddplaunch"
-    outcome(record(victim, "theirs", begun_s=time.time() - 3600))
+@pytest.mark.parametrize(
+    ("place", "link"),
+    [
+        ("runs", True),
+        ("base", True),
+        pytest.param("record", False, marks=pytest.mark.root),
+        pytest.param("runs", False, marks=pytest.mark.root),
+        pytest.param("base", False, marks=pytest.mark.root),
+    ],
+)
+def test_nothing_behind_a_link_and_nothing_of_others_is_removed(
+    folder: Path, call: Call, place: str, link: bool
+) -> None:
     base = folder / ".ddplaunch"
-    if link == "runs":
-        base.mkdir()
-        (base / "runs").symlink_to(victim / "runs")
-    else:
-        base.symlink_to(victim)
-    said = call("clean", "--keep", "0", "--yes")
-    assert said.status == 0 and "is a symbolic link: nothing there is removed" in " ".join(said.out.split())
-    assert (victim / "runs" / "theirs" / "run.json").exists()
-    assert "is a symbolic link" in str(remove_record(base / "runs" / "theirs"))
-    assert (victim / "runs" / "theirs" / "run.json").exists()
-
-
-@pytest.mark.usefixtures("no_orphans")
-@pytest.mark.root
-@pytest.mark.parametrize("theirs", ["record", "runs", "base"])
-def test_records_of_others_stay(folder: Path, call: Call, theirs: str) -> None:
-    directory = record(folder / ".ddplaunch", "theirs", begun_s=time.time() - 3600)
+    places = {"record": base / "runs/theirs", "runs": base / "runs", "base": base}
+    directory = record(folder / "victim" / ".ddplaunch" if link else base, "theirs", begun_s=time.time() - 3600)
     outcome(directory)
-    place = {"record": directory, "runs": directory.parent, "base": directory.parent.parent}[theirs]
-    os.chown(place, 65533, 65533)
+    if link:
+        places[place].parent.mkdir(exist_ok=True)
+        places[place].symlink_to(directory.parent if place == "runs" else directory.parents[1])
+    else:
+        os.chown(places[place], 65533, 65533)
+    why = "is a symbolic link" if link else "belongs to uid 65533"
     said = call("clean", "--keep", "0", "--yes")
-    assert said.status == 0 and directory.exists()
-    assert ("no orphans, 0 records" if theirs == "record" else "belongs to uid 65533") in " ".join(said.out.split())
-    assert "belongs to uid 65533" in str(remove_record(directory)) and directory.exists()
+    listed = "no orphans, 0 records" if place == "record" else f"{why}: nothing there is removed" if link else why
+    assert said.status == 0 and listed in " ".join(said.out.split())
+    assert why in str(remove_record(places["record"])) and (directory / "run.json").exists()
 
 
 RANK = Process(4711, 1, 4711, "S", 100, 7, "python", ("/opt/env/bin/python", "-u", "train.py", "--epochs", "20"),

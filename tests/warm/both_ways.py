@@ -22,7 +22,7 @@ def main() -> None:
     notes = import_all(sys.argv[2:], None)
     spares = Spares(notes.append)
     notes += filter(None, [spares.fork(len(commands), None)])
-    environ = {**os.environ, "DDPLAUNCH_ODD": "\udcff="}
+    environ = {**os.environ, "ODD": "\udcff="}
     result: dict[str, list[Any]] = {"cold": [], "warm": [], "notes": notes}
     for way in ("cold", "warm"):
         running = []

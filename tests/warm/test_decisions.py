@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import sysconfig
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +13,7 @@ import pytest
 
 from ddplaunch.agent import protocol
 from ddplaunch.agent.rank_site import sitecustomize
-from ddplaunch.agent.warm import kernel, why_cold
+from ddplaunch.agent.warm import why_cold
 from ddplaunch.agent.warm.requests import Request
 from ddplaunch.agent.warm.spares import WarmProcess, first_path
 from ddplaunch.agent.warm.why_cold import why_no_fork, why_not_forked
@@ -129,30 +128,6 @@ def test_a_process_answers_as_popen_does() -> None:
     assert process.poll() == -signal.SIGTERM
     process.kill()  # long gone, and no error
     assert WarmProcess(["false"], subprocess.Popen(["false"]).pid).wait() == 1
-
-
-def test_a_process_is_shown_as_what_it_stands_for() -> None:
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            kernel.is_shown_as(
-                "a name longer than fifteen", ["python", "-u", "train.py"], {"RANK": "3", "ODD": "\udcff"}
-            )
-            os.write(writing, b"+")
-            time.sleep(60)
-        finally:
-            os._exit(1)
-    os.close(writing)
-    try:
-        assert os.read(reading, 1) == b"+"
-        assert Path(f"/proc/{pid}/cmdline").read_bytes() == b"python\0-u\0train.py\0"
-        assert Path(f"/proc/{pid}/environ").read_bytes() == b"RANK=3\0ODD=\xff\0"
-        assert Path(f"/proc/{pid}/comm").read_text() == "a name longer t\n"
-    finally:
-        os.close(reading)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
 
 
 LEAVES = """

@@ -108,15 +108,10 @@ def exits_at_exit() -> None:
     atexit.register(sys.exit, 4)
 
 
-def raises_group() -> None:
+def raises_group_with_a_note() -> None:
+    error: Exception = ValueError("no groups yet")
     if sys.version_info >= (3, 11):
-        raise ExceptionGroup("several", [ValueError("one"), TypeError("two")])  # noqa: F821
-    raise ValueError("no groups yet")
-
-
-def raises_with_notes() -> None:
-    error = ValueError("noted")
-    if sys.version_info >= (3, 11):
+        error = ExceptionGroup("several", [ValueError("one"), TypeError("two")])  # noqa: F821
         error.add_note("a note")
     raise error
 
