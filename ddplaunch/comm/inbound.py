@@ -19,7 +19,7 @@ _REACH_S = 2.0  # for each address that does not answer
 async def connected(links: Sequence[Link], port: int | None, address: str | None) -> Meeting | tuple[Finding, ...]:
     """Return where the hosts meet, as ``meet`` does, or a finding about those that take no connection from the first.
 
-    Two ports of each are tried: something else may have one of them.
+    A second port is tried on those: something else may have the first one.
     """
     meeting = await meet(links, port, address)
     if not isinstance(meeting, Meeting):
@@ -33,8 +33,8 @@ async def connected(links: Sequence[Link], port: int | None, address: str | None
         answers = await replies([first], question, _PATIENCE_S + _REACH_S * len(closed))
         reached = routes_in(answers.get(first, {}))
         closed = {link: own_address for link, own_address in closed.items() if own_address not in reached}
-    if not closed:
-        return meeting
+        if not closed:
+            return meeting
     names = [link.name for link in closed]
     return (
         error(
