@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import resource
 import signal
@@ -240,12 +241,12 @@ def test_a_dead_host_costs_its_deadline_and_the_others_nothing(links: Links) -> 
 class Program:
     """The service with an interpreter in which ``on_host`` is ``program``; ``printed`` is by stream."""
 
-    def __init__(self, links: Links, python: str, host_timeout_s: float = 60.0) -> None:
+    def __init__(self, links: Links, python: str, host_timeout_s: float = 60.0, record: str = "") -> None:
         self._links, self.printed = links, {"out": b"", "err": b"", "end": b""}
         self.link = links.open("host", SERVICE)
         # SIGKILL comes three seconds after the grace
-        order = {"run_id": "none-such", "token": "", "grace_s": -2.5, "record": "", "host_timeout_s": host_timeout_s}
-        self.link.hand_over("launch", self._take, **order, python=python)
+        order = {"run_id": "none-such", "token": "", "grace_s": -2.5, "host_timeout_s": host_timeout_s}
+        self.link.hand_over("launch", self._take, **order, record=record, python=python)
 
     def _take(self, link: Link, kind: str, data: bytes) -> None:
         self.printed[kind] += data
@@ -270,6 +271,8 @@ def test_output_and_status_arrive(links: Links, tmp_path: Path) -> None:
     for _ in range(5):
         program.link.send({})  # beats are answered, and the answers are not shown
     assert program.ended() == (b"a\0b", b"oops\n", 254), "ssh keeps 255 for itself, and it is not taken for a loss"
+    python = stand_in(tmp_path, "cat")
+    assert json.loads(Program(links, python).ended()[0])["python"] == python, "it reads its whole order"
 
 
 def test_what_cannot_be_started_says_why(links: Links, tmp_path: Path) -> None:
@@ -293,6 +296,18 @@ def test_a_program_that_ignores_sigterm_is_killed_when_asked_or_when_nothing_is_
     program.until(lambda: b"up" in program.printed["out"], "the program runs")
     program.link.kill()
     until(lambda: not runs(int(path.read_text())), "the program ends with its service")
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_lost_launcher_is_noted_unless_it_had_begun_to_end_the_run(links: Links, tmp_path: Path, told: bool) -> None:
+    python = stand_in(tmp_path, "trap '' TERM; echo up; while :; do sleep 0.1; done")
+    program = Program(links, python, record=str(tmp_path))
+    program.until(lambda: b"up" in program.printed["out"], "the program runs")
+    if told:
+        program.link.send({"signal": signal.SIGTERM})
+    program.link.close()
+    program.link.process.wait(60)
+    assert (tmp_path / "stop.json").exists() is not told
 
 
 def test_what_a_program_leaves_behind_ends_with_it_and_another_run_does_not(links: Links, tmp_path: Path) -> None:
