@@ -11,7 +11,6 @@ import select
 import shutil
 import signal
 import struct
-import subprocess
 import sys
 import termios
 import time
@@ -59,22 +58,6 @@ def test_one_sample_as_json_and_as_a_table(start_run: StartRun, call: Call, fold
     said = call("top", "--count", "2", "--interval", "0.1")
     assert said.out.count("\n  RANK ") == 2 and run.run_id in said.out and "\x1b" not in said.out
     assert re.search(r"^     1    12 ", said.out, re.MULTILINE)
-
-
-@pytest.mark.slow
-def test_the_end_of_a_run_ends_it(start_run: StartRun, folder: Path) -> None:
-    run, place = live(start_run, folder)
-    command = [sys.executable, "-m", "ddplaunch", "top", run.run_id, "--interval", "0.2"]
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        while b"RANK" not in process.stdout.readline():
-            pass
-        shutil.rmtree(place)  # the record goes first, the view stays
-        for _ in range(8):
-            process.stdout.readline()
-        run.end()
-        _, err = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 0 and f"{run.run_id} has ended".encode() in err
 
 
 @pytest.mark.slow
@@ -174,12 +157,14 @@ def _restored(terminal: Terminal) -> bool:
 
 @pytest.mark.slow
 def test_the_last_table_stays_when_the_run_ends(start_run: StartRun, folder: Path) -> None:
-    run, _ = live(start_run, folder)
+    run, place = live(start_run, folder)
     terminal = Terminal(["top", run.run_id, "--interval", "0.2"], folder)
     terminal.until(b"q quits")
     counted = Terminal(["top", run.run_id, "--count", "1"], folder)
     assert counted.end() == 0
     assert "running" in (left := counted.output.rpartition(b"\x1b[?1049l")[2].decode()) and "RANK" in left
+    shutil.rmtree(place)  # the record goes first, the view stays
+    terminal.until(b"RANK", len(terminal.output))
     run.end()
     assert terminal.end() == 0
     left = terminal.output.rpartition(b"\x1b[?1049l")[2].decode()
