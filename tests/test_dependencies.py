@@ -46,7 +46,7 @@ def test_every_declared_dependency_is_imported_and_no_other() -> None:
     assert _declared() <= imported
     in_ranks = {path.stem for path in (PACKAGE / "agent" / "rank_site").glob("*.py")}
     library = {*sys.stdlib_module_names, "tomllib"}  # a part of it since Python 3.11; tomli has its place before
-    assert imported - _declared() - library <= in_ranks | {"ddplaunch"}
+    assert imported - _declared() - library <= in_ranks | {"ddplaunch", "debugpy"}  # which `--debug` asks for
 
 
 def test_a_launch_loads_none_of_the_heavy_ones(tmp_path: Path) -> None:

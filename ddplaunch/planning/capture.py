@@ -75,6 +75,19 @@ def refuse_absent(show: Resolved[Ranks] | None, world_size: int) -> None:
         )
 
 
+def debugged(debug: Resolved[int] | None, world_size: int) -> list[Variable]:
+    """Return the variable for the rank that waits for a debugger. Raises UsageError if that rank never exists."""
+    if debug is None:
+        return []
+    if not 0 <= debug.value < world_size:
+        raise usage(
+            f"`--debug {debug.value}`: there is no such rank",
+            why=f"ranks count from 0 to {world_size - 1}",
+            fix=f"`--debug {world_size - 1}`",
+        )
+    return [Variable("DDPLAUNCH_DEBUG", str(debug.value), debug.source, "this rank waits for a debugger")]
+
+
 def shutdown_timeout(
     grace_s: Resolved[float] | None, flags: frozenset[str] | Unavailable, extra: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:

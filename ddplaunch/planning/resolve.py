@@ -94,6 +94,7 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
     gpus = None if selection is None else tuple(entry.text for entry in selection.entries)
     variables = [
         *environment.of_every_rank(placement),
+        *capture.debugged(options.debug, topology.world_size),
         *_variables(options, topology, device.value, gpus, situation),
         *plan_variables(situation.run_id, handed_out),
         *([capture.settings_variable(settings)] if uncaptured is None else []),

@@ -205,7 +205,10 @@ def launch_panel(
     head = terminal.paint("ddplaunch", "bold") + " " + terminal.paint(visible(launch.run_id), "dim")
     rows = [*launch_rows(launch, facts).items(), ("record", record or "")]
     text = terminal.page([head, *panel(rows, terminal)])
-    return text + ("\n" + findings_text(findings, terminal) if findings else "")
+    return text + (f"\n{findings_text(findings, terminal)}" if findings else "")
+
+
+_ATTACH = '{"type": "debugpy", "request": "attach", "connect": {"port": 5678}}'
 
 
 def launch_rows(launch: Launch, facts: Facts | None) -> dict[str, str]:
@@ -218,6 +221,9 @@ def launch_rows(launch: Launch, facts: Facts | None) -> dict[str, str]:
         "steps": _schedule_text(launch),
         "pass": "; ".join(map(passed_text, launch.passed)),
         "config": _configured_text(launch),
+        "debug": ""
+        if launch.options.debug is None
+        else f"rank {launch.options.debug.value} waits for a debugger; in VS Code's launch.json `{_ATTACH}`",
         "env": _environment_text(launch),
         "note": hide_text("; ".join(launch.notes)),
     }
@@ -235,7 +241,7 @@ def passed_text(passed: Passed) -> str:
     return shlex.join(hide_words(passed.arguments)) + (f" ({remarks})" if remarks else "")
 
 
-_SHOWN_ABOVE = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+_SHOWN_ABOVE = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "DDPLAUNCH_DEBUG")
 _MOST_VARIABLES, _LONGEST_VALUE = 6, 40
 
 

@@ -110,3 +110,15 @@ def test_status_without_a_guard() -> None:
     assert fallback_status(told(-9)) == 137 and fallback_status(told(-15)) == 143
     assert fallback_status({"state": "signal", "signal": 1}) == 129
     assert fallback_status({"state": "error"}) == 1 and fallback_status({"state": "succeeded"}) == 0
+
+
+@pytest.mark.parametrize(("rank", "waits"), [("1", True), ("0", False), (None, False)])
+def test_one_rank_waits_for_a_debugger(rank: str | None, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun, which has no rank, hands the variable on; what the rank itself starts does not get it."""
+    calls: list[object] = []
+    debugger = SimpleNamespace(listen=calls.append, wait_for_client=lambda: calls.append("waits"))
+    environ = {sitecustomize.DEBUG: "1", **({} if rank is None else {"RANK": rank})}
+    monkeypatch.setitem(sys.modules, "debugpy", debugger)
+    monkeypatch.setattr(os, "environ", environ)
+    sitecustomize.begin(SimpleNamespace(keep_data_workers=lambda: None), lambda name: None)
+    assert calls == [5678, "waits"] * waits and (sitecustomize.DEBUG in environ) is not waits

@@ -1,19 +1,24 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from ddplaunch.machine.facts import Facts
 from ddplaunch.planning.launch import Launch, Missing, Passed, Placement, Target, Variable
+from ddplaunch.planning.options import Options
 from ddplaunch.scaling.numbers import Numbers
 from ddplaunch.script.script_report import DeclaredAt
 from ddplaunch.ui.launch_view import device_text, launch_panel, number_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.resolved import Resolved, Source
+from tests.cli.cli_calls import Call, call, folder
 from tests.conftest import Golden
 from tests.planning.sample_launch import FILES, cpu_only, facts, launch, two_nodes
+
+__all__ = ["call", "folder"]
 
 RECORD = ".ddplaunch/runs/20261121-143012-x7k2q9"
 
@@ -40,6 +45,19 @@ def test_what_the_user_said_and_what_does_not_arrive(golden: Golden) -> None:
         doubts=(("lr", "not passed, train.py decides"), ("accum", "train.py:12 may decide the accumulation")),
     )
     golden("panel-said-80", launch_panel(shown, (), Terminal(80), facts=facts(), record=RECORD))
+
+
+def test_the_rank_of_a_debugger_exists_and_has_debugpy(
+    call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("run", "2", "--device", "cpu", "--dry-run", "--", "train.py")
+    assert "DDPLAUNCH_DEBUG=1" in call(*words[:2], "--debug", "1", *words[2:]).out
+    for rank in ("2", "-1"):
+        said = call(*words[:2], f"--debug={rank}", *words[2:])
+        assert said.status == 2 and f"`--debug {rank}`: there is no such rank" in said.err
+    monkeypatch.setattr("ddplaunch.cli.commands.launch.run.find_spec", lambda _: None)
+    said = call(*words[:2], "--debug", "1", *words[2:])
+    assert said.status == 2 and "debugpy is not installed" in said.err and "pip install debugpy" in said.err
 
 
 def panel(shown: Launch) -> str:
@@ -102,6 +120,7 @@ def of_the_script(detail: str) -> Numbers:
         (cpu_only(), "train.py on 2 processes, this machine, CPU\n"),
         (launch(topology=ONE, gpus=("3",)), "on 1 process, this machine, GPU 3\n"),
         (launch(target=Target("module", "pkg.train")), "-m pkg.train on 4 processes"),
+        (launch(options=Options(debug=Resolved(1, Source("flag")))), "debug  rank 1 waits for a debugger; in VS Code"),
         (launch(passed=(Passed("lr", "0.0004", (), None),)), "{lr} = 0.0004"),
         (launch(target=Target("script", "new\nline\x1b[2J\udcff.py")), "run    new\\nline\\x1b[2J\\xff.py on 4"),
     ],

@@ -13,6 +13,7 @@ this folder first in the rank's PYTHONPATH; Python's ``site`` imports ``sitecust
 - limits the rank's memory to `--memory`, if that was given,
 - keeps DataLoader workers alive when a batch system sends SIGTERM to every process (``ddplaunch_marks.py``),
 - observes the first optimizer steps, unless turned off (``ddplaunch_observer.py``),
+- waits for a debugger, if this is the rank of `--debug`,
 - measures the phases of each step for `--phases`, if that was given (``ddplaunch_phases.py``),
 - lets torch be imported without the garbage collector (``ddplaunch_marks.py``),
 - imports the sitecustomize that would have been found without this folder, if there is one.
@@ -45,6 +46,8 @@ LIMIT = "DDPLAUNCH_MEMORY"
 INTERRUPTIBLE = "DDPLAUNCH_INTERRUPTIBLE"
 #: The path where a rank notes that its program has finished, and only its libraries are left to shut down.
 ENDED = "DDPLAUNCH_ENDED"
+#: Set for ranks of which this one waits for a debugger.
+DEBUG = "DDPLAUNCH_DEBUG"
 #: The name of the shared memory in /proc/PID/fd.
 MEMORY = "ddplaunch-stacks"
 HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib takes longer than all of this
@@ -245,6 +248,12 @@ def begin(marks: Any, load: Callable[[str], Any]) -> None:
             load(name).begin(path, marks.after_import)
     if restore(os.environ):
         register(marks.count_work)
+    if os.environ.get(DEBUG, "") == os.environ.get("RANK"):
+        del os.environ[DEBUG]  # processes that the rank starts have ports of their own
+        import debugpy
+
+        debugpy.listen(5678)
+        debugpy.wait_for_client()
 
 
 def _take_part() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
 from ddplaunch.cli.configuration import with_configuration
@@ -22,7 +23,7 @@ from ddplaunch.records.own.run_lock import hold_run, refuse_taken
 from ddplaunch.ui.shell import dry_run_text
 from ddplaunch.ui.speech import refusal_text
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.finding import ExitStatus
+from ddplaunch.values.finding import ExitStatus, usage
 
 COMMAND = Command(
     examples=(
@@ -58,6 +59,13 @@ def _run(options: Options, script: list[str] | None, dry_run: bool, join_timeout
 
         if (status := start_slurm_step(options.nnodes, os.environ, dry_run)) is not None:
             return status
+    if options.debug is not None and find_spec("debugpy") is None:
+        raise usage(
+            "debugpy is not installed",
+            why="with it the rank waits for a debugger",
+            fix="`python -m pip install debugpy`",
+            where=str(options.debug.source),
+        )
     locks = None if dry_run else GpuLocks()
     prepared = prepare(options, target, locks=locks)
     refusing = errors(prepared.findings)
