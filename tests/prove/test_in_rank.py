@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
 from ddplaunch.prove.claims import fit, mean
-from ddplaunch.prove.in_rank.batches import KeptBatches
-from ddplaunch.prove.in_rank.sketch import checksum, fingerprints, probed, sketch
+
+if TYPE_CHECKING:
+    import torch
+
+    from ddplaunch.prove.in_rank.batches import KeptBatches
+    from ddplaunch.prove.in_rank.sketch import checksum, fingerprints, probed, sketch
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _torch() -> None:
+    """Only the worker that runs these tests imports it; all of them import this file."""
+    global torch, KeptBatches, checksum, fingerprints, probed, sketch
+    import torch
+
+    from ddplaunch.prove.in_rank.batches import KeptBatches
+    from ddplaunch.prove.in_rank.sketch import checksum, fingerprints, probed, sketch
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (64,), (65,), (4093,), (70, 4093), (300, 4096), (0,)])
@@ -61,6 +74,6 @@ def test_one_process_gets_the_batches_of_all_ranks(tmp_path: Path) -> None:
         kept.joined("0-1-1.pt", list)
 
 
-@pytest.mark.parametrize("batches", [[torch.ones(2, 3), torch.ones(2, 4)], [["a"], ["b"]]])
-def test_batches_that_cannot_be_joined_are_made_again_from_their_indices(tmp_path: Path, batches: Any) -> None:
-    assert _kept(tmp_path, *batches).joined("0-1-0.pt", list) == [0, 10, 1, 11]
+def test_batches_that_cannot_be_joined_are_made_again_from_their_indices(tmp_path: Path) -> None:
+    for batches in ([torch.ones(2, 3), torch.ones(2, 4)], [["a"], ["b"]]):
+        assert _kept(tmp_path, *batches).joined("0-1-0.pt", list) == [0, 10, 1, 11]
