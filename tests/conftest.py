@@ -64,12 +64,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files that take longest come first, so that no worker is left with one of them when the others are done."""
-    lengths: Counter[Path] = Counter()
-    for item in items:
-        if item.get_closest_marker("slow") is not None:
-            lengths[item.path] += 4 if item.get_closest_marker("root") is not None else 1  # hosts are made for these
-    items.sort(key=lambda item: -lengths[item.path])
+    """Files of many slow tests come first, so that no worker is left with one of them when the others are done.
+
+    Those for which hosts are made mostly wait. They lie evenly among the others, which leave no CPU idle meanwhile.
+    """
+    slow = [item for item in items if item.get_closest_marker("slow") is not None]
+    lengths = Counter(item.path for item in slow)
+    computing = {item.path for item in slow if item.get_closest_marker("root") is None}
+    paths = [path for path, _ in lengths.most_common()]
+    kinds = ([path for path in paths if path in computing], [path for path in paths if path not in computing])
+    places = {path: number / len(kind) for kind in kinds for number, path in enumerate(kind)}
+    items.sort(key=lambda item: places.get(item.path, 1.0))
 
 
 @pytest.fixture
