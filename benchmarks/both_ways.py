@@ -151,7 +151,8 @@ def started(script: bytes, like: str, arguments: Sequence[str], commands: Path, 
                 status for status, _ in threads.map(lambda own: run_to_end(command, folder, own, DEADLINE_S), environs)
             ]
         out = folder / "out"
-        return sorted(out.read_text().splitlines()) if None not in statuses and out.exists() else []
+        lines = out.read_text().replace(name, "~").splitlines() if out.exists() else []
+        return sorted(lines) if None not in statuses else []
 
 
 def excluded(sites: Sequence[Site]) -> str:
