@@ -127,7 +127,7 @@ class Project:
 
     folder: str
     prepare: str
-    words: tuple[str, ...]
+    words: str
     within: str = "."
     environ: Mapping[str, str] = field(default_factory=dict)
     ranks: int = 2
@@ -137,108 +137,87 @@ def _two(source: str, **names: object) -> str:
     return "\n".join(f"{name} = {value!r}" for name, value in names.items()) + source
 
 
-_LIGHTNING = ("--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.max_epochs=1")
+_LIGHTNING = "--trainer.accelerator=cpu --trainer.devices=2 --trainer.strategy=ddp --trainer.max_epochs=1"
 _FABRIC = {"LT_CLI_USED": "1", "LT_ACCELERATOR": "cpu", "LT_STRATEGY": "ddp", "LT_DEVICES": "2"}
 _QUIET = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false"}
 PROJECTS = {
     "nanoGPT": Project(
         "nanoGPT",
         _CHARACTERS,
-        (
-            *("train.py", "--dataset=mini", "--device=cpu", "--backend=gloo", "--compile=False", "--eval_iters=1"),
-            *("--block_size=16", "--batch_size=4", "--n_layer=1", "--n_head=2", "--n_embd=16", "--max_iters=4"),
-            *("--gradient_accumulation_steps=2", "--log_interval=1", "--dropout=0.0"),
-        ),
+        "train.py --dataset=mini --device=cpu --backend=gloo --compile=False --eval_iters=1 "
+        "--block_size=16 --batch_size=4 --n_layer=1 --n_head=2 --n_embd=16 --max_iters=4 "
+        "--gradient_accumulation_steps=2 --log_interval=1 --dropout=0.0",
     ),
     "minGPT": Project(
         "minGPT",
         "",
-        (
-            *("projects/adder/adder.py", "--trainer.max_iters=5", "--model.model_type=gpt-nano", "--data.ndigit=1"),
-            *("--system.work_dir=out", "--trainer.num_workers=1"),
-        ),
+        "projects/adder/adder.py --trainer.max_iters=5 --model.model_type=gpt-nano --data.ndigit=1 "
+        "--system.work_dir=out --trainer.num_workers=1",
         environ={"PYTHONPATH": "{project}"},
         ranks=1,  # knows nothing of ranks
     ),
     "timm": Project(
         "pytorch-image-models",
         _two(_IMAGES, PARTS=["images/train", "images/validation"], SIZE=32),
-        (
-            *("train.py", "--data-dir", "images", "--model", "resnet18", "--num-classes", "2", "--img-size", "32"),
-            *("--epochs", "1", "--batch-size", "4", "--device", "cpu", "--workers", "1", "--no-prefetcher"),
-            *("--output", "out", "--warmup-epochs", "0", "--cooldown-epochs", "0"),
-        ),
+        "train.py --data-dir images --model resnet18 --num-classes 2 --img-size 32 "
+        "--epochs 1 --batch-size 4 --device cpu --workers 1 --no-prefetcher "
+        "--output out --warmup-epochs 0 --cooldown-epochs 0",
         ranks=1,  # two give DDP `device_ids`, which are of GPUs only
     ),
     "open_clip": Project(
         "open_clip",
         "",
-        (
-            *("-m", "open_clip_train.main", "--dataset-type", "synthetic", "--train-num-samples", "8", "--epochs", "1"),
-            *("--batch-size", "2", "--workers", "1", "--model", "RN50", "--precision", "fp32"),
-        ),
+        "-m open_clip_train.main --dataset-type synthetic --train-num-samples 8 --epochs 1 "
+        "--batch-size 2 --workers 1 --model RN50 --precision fp32",
         environ={"PYTHONPATH": "{project}/src"},
         ranks=1,  # two give DDP `device_ids`, which are of GPUs only
     ),
     "trl": Project(
         "trl",
         _WORDS + _LLAMA,
-        (
-            *("trl/scripts/sft.py", "--model_name_or_path", "model", "--dataset_name", "texts", "--max_steps", "3"),
-            *("--per_device_train_batch_size", "2", "--use_cpu", "True", "--bf16", "False", "--report_to", "none"),
-            *("--output_dir", "out", "--logging_steps", "1"),
-        ),
+        "trl/scripts/sft.py --model_name_or_path model --dataset_name texts --max_steps 3 "
+        "--per_device_train_batch_size 2 --use_cpu True --bf16 False --report_to none "
+        "--output_dir out --logging_steps 1",
         environ={"PYTHONPATH": "{project}", **_QUIET},
     ),
     "diffusers": Project(
         "diffusers",
         _two(_IMAGES, PARTS=["images"], SIZE=16) + _UNET,
-        (
-            *("examples/unconditional_image_generation/train_unconditional.py", "--train_data_dir", "images"),
-            *("--model_config_name_or_path", "config.json", "--resolution", "16", "--train_batch_size", "4"),
-            *("--num_epochs", "1", "--ddpm_num_inference_steps", "2", "--eval_batch_size", "2", "--output_dir", "out"),
-        ),
+        "examples/unconditional_image_generation/train_unconditional.py --train_data_dir images "
+        "--model_config_name_or_path config.json --resolution 16 --train_batch_size 4 "
+        "--num_epochs 1 --ddpm_num_inference_steps 2 --eval_batch_size 2 --output_dir out",
         environ={"PYTHONPATH": "{project}/src", "ACCELERATE_USE_CPU": "true", **_QUIET},
     ),
-    "accelerate": Project("accelerate", _WORDS + _BERT, ("examples/nlp_example.py", "--cpu"), environ=_QUIET),
+    "accelerate": Project("accelerate", _WORDS + _BERT, "examples/nlp_example.py --cpu", environ=_QUIET),
     "Lightning": Project(
         "pytorch-lightning",
         _two(_DIGITS, PLACES=["data", "examples/Datasets"]),
-        (
-            *("examples/pytorch/basics/autoencoder.py", *_LIGHTNING, "--trainer.limit_train_batches=3"),
-            *("--trainer.limit_val_batches=1", "--trainer.limit_test_batches=1", "--trainer.limit_predict_batches=1"),
-        ),
+        f"examples/pytorch/basics/autoencoder.py {_LIGHTNING} --trainer.limit_train_batches=3 "
+        "--trainer.limit_val_batches=1 --trainer.limit_test_batches=1 --trainer.limit_predict_batches=1",
     ),
     "Fabric": Project(
         "pytorch-lightning",
         _two(_DIGITS, PLACES=["Datasets"]),
-        ("examples/fabric/image_classifier/train_fabric.py", "--epochs=1", "--dry-run"),
+        "examples/fabric/image_classifier/train_fabric.py --epochs=1 --dry-run",
         environ=_FABRIC,
     ),
     "hydra template": Project(
         "lightning-hydra-template",
         _two(_DIGITS, PLACES=["data"]),
-        (
-            *("src/train.py", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "trainer.max_epochs=1"),
-            *("trainer.min_epochs=1", "+trainer.limit_train_batches=3", "+trainer.limit_val_batches=1"),
-            *("+trainer.limit_test_batches=1", "trainer.sync_batchnorm=False", "test=False", "callbacks=none"),
-        ),
+        "src/train.py trainer=ddp trainer.accelerator=cpu trainer.devices=2 trainer.max_epochs=1 "
+        "trainer.min_epochs=1 +trainer.limit_train_batches=3 +trainer.limit_val_batches=1 "
+        "+trainer.limit_test_batches=1 trainer.sync_batchnorm=False test=False callbacks=none",
     ),
     "imagenet": Project(
         "examples",
         _two(_IMAGES, PARTS=["images/train", "images/val"], SIZE=64),
-        (
-            *("imagenet/main.py", "-a", "squeezenet1_1", "--dist-url", "env://", "--dist-backend", "gloo"),
-            *("--epochs", "1", "-b", "8", "-j", "1", "-p", "1", "images"),
-        ),
+        "imagenet/main.py -a squeezenet1_1 --dist-url env:// --dist-backend gloo --epochs 1 -b 8 -j 1 -p 1 images",
     ),
     "torchvision references": Project(
         "vision",
         _two(_IMAGES, PARTS=["images/train", "images/val"], SIZE=64),
-        (
-            *("references/classification/train.py", "--data-path", "images", "--model", "resnet18", "--device", "cpu"),
-            *("--epochs", "1", "--batch-size", "4", "--workers", "1"),
-        ),
+        "references/classification/train.py --data-path images --model resnet18 --device cpu "
+        "--epochs 1 --batch-size 4 --workers 1",
     ),
 }
 
@@ -278,7 +257,9 @@ def one(project: Project, clone: Path, way: str, python: str, logs: Path) -> tup
         environ = _ready(project, clone, folder, python)
         words = [word.format(ranks=project.ranks) for word in WAYS[way]]
         began = time.monotonic()
-        status, said = run_to_end([python, *words, *project.words], folder / project.within, environ, DEADLINE_S)
+        status, said = run_to_end(
+            [python, *words, *project.words.split()], folder / project.within, environ, DEADLINE_S
+        )
         seconds = time.monotonic() - began
         left = _left(folder)
     logs.write_text(said, encoding="utf-8")

@@ -306,7 +306,9 @@ def test_every_order_of_the_guides_is_taken(tmp_path: Path, guide: str, typed: s
 @pytest.mark.parametrize(
     "typed",
     [
-        *("2 16 5 512", "2 --batch-size=16 --epochs 5 --img-size=512", "2 16 --img-size 512 --epochs=5 --ddp"),
+        "2 16 5 512",
+        "2 --batch-size=16 --epochs 5 --img-size=512",
+        "2 16 --img-size 512 --epochs=5 --ddp",
         "2 99 --batch-size 16 --epochs 5 --img-size 512",  # the option is what was meant last, as argparse has it
     ],
 )
