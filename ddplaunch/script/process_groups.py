@@ -301,22 +301,25 @@ _EVERY_DEVICE = (None, -1, "auto")
 def devices_of(outside: Outside) -> Iterator[FixedDevices]:
     """Yield what fixes how many devices are used, with this number, 0 if it is not known, and where.
 
-    That is a trainer of Lightning, or the script's own CUDA_VISIBLE_DEVICES.
+    That is a trainer of Lightning, the script's own CUDA_VISIBLE_DEVICES, or a model that is spread over all GPUs.
     """
     flow = outside.flow
     for part in outside.parts:
         calls = part.calls_of("Trainer", "Fabric", "from_argparse_args")
         trainers = [each for each in calls if dotted(each.func, part.aliases).partition(".")[0] in _LIGHTNING]
-        fixed: list[tuple[str, ast.expr, ast.Call]] = [
+        named = (
             (item.arg or "**", item.value, call)
-            for call in trainers
+            for call in (*trainers, *part.calls_of("from_pretrained"))
             for item in call.keywords
-            if item.arg in (None, "devices", "gpus", "num_nodes")
-        ] + [("**", each, each) for each in trainers if last(each.func) == "from_argparse_args"]
+            if item.arg in ((None, "devices", "gpus", "num_nodes") if call in trainers else ("device_map",))
+        )
+        every = (("**", each, each) for each in trainers if last(each.func) == "from_argparse_args")
         own = _set_in_environment(part, "CUDA_VISIBLE_DEVICES")
-        for name, value, node in (*fixed, *(("CUDA_VISIBLE_DEVICES", each.value, each) for each in own)):
+        for name, value, node in (*named, *every, *(("CUDA_VISIBLE_DEVICES", each.value, each) for each in own)):
             devices = flow.known.value(value, part)
             fits_any = devices in _EVERY_DEVICE or (name, devices) == ("num_nodes", 1)
+            if name == "device_map":  # transformers spreads a model over the GPUs of all ranks
+                fits_any = devices != "auto"
             by_launch = fits_any or not flow.made_of(value, part).isdisjoint((WORLD, LOCAL_WORLD))
             if not by_launch and outside.obstacle(node, part) is None:
                 yield FixedDevices(name, _number_of(devices, name), at(node, part.source))
@@ -338,12 +341,7 @@ def _starts_ranks(call: ast.Call, part: ReachablePart) -> bool:
         return processes is not None and ast.unparse(processes) != "1"
     if last(call.func) == "Process" and keyword(call, "target") is not None:
         return _loop(call, part) is not None
-    return _is_of_a_library(call, part)
-
-
-def _is_of_a_library(call: ast.Call, part: ReachablePart) -> bool:
-    """Return whether this is a library's call that starts a function once per GPU."""
-    return dotted(call.func, part.aliases) in _LIBRARIES and bool(_arguments(call))
+    return name in _LIBRARIES and bool(_arguments(call))
 
 
 def _loop(call: ast.Call, part: ReachablePart) -> ast.For | None:
@@ -356,7 +354,7 @@ def _loop(call: ast.Call, part: ReachablePart) -> ast.For | None:
 
 def _is_certain(call: ast.Call, part: ReachablePart, flow: Flow, seen: frozenset[int] = frozenset()) -> bool:
     """Return whether the main guard and counts of devices are the only conditions of a call; True for libraries."""
-    if not seen and _is_of_a_library(call, part):
+    if dotted(call.func, part.aliases) in _LIBRARIES:
         return True
     loop = _loop(call, part)
     around = flow.known.conditions(call, part)

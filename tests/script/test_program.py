@@ -151,7 +151,6 @@ UNSURE = ("something else", 0, 0)
     [
         ("import lightning as L\nL.Trainer(devices=1)\n", ("devices", 1, 2)),
         ("import pytorch_lightning as pl\npl.Trainer(gpus=[0, 1])\n", ("gpus", 2, 2)),
-        ("import lightning as L\nL.Fabric(devices=1)\n", ("devices", 1, 2)),
         ("import lightning as L\nL.Trainer(devices=-1)\n", None),
         ("import lightning as L\nL.Trainer(devices=torch.cuda.device_count())\n", None),
         ("import lightning as L\nif False:\n    L.Trainer(devices=1)\n", None),
@@ -161,6 +160,8 @@ UNSURE = ("something else", 0, 0)
         ("import lightning as L\nL.Trainer(**kwargs)", UNSURE),
         ("import lightning as L\nL.Fabric(num_nodes=2)", UNSURE),
         ("import lightning as L\nL.Fabric(num_nodes=1)", None),
+        ("import transformers as t\nm = t.AutoModel.from_pretrained(path, device_map='auto')\nt.Trainer(m)", UNSURE),
+        ("import transformers as t\nm = t.AutoModel.from_pretrained(path, device_map={'': 0})\nt.Trainer(m)", None),
         ("import lightning as L\nL.Trainer.from_argparse_args(args)", UNSURE),
         ("import lightning as L, os\nL.Trainer()\nos.environ['CUDA_VISIBLE_DEVICES'] = str(number)", UNSURE),
     ],
