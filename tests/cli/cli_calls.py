@@ -31,6 +31,12 @@ sys.stdout.flush()
 dist.barrier()  # a rank that leaves early breaks the connections that others are still making
 dist.destroy_process_group()
 """
+#: How a script begins that uses DistributedDataParallel or an optimizer: both import torch's compiler, which takes as
+#: long as torch itself. It gets a stand-in.
+NO_COMPILER = """
+import sys, torch, unittest.mock
+sys.modules["torch._dynamo"] = torch._dynamo = unittest.mock.MagicMock(disable=lambda call, *_, **__: call)
+"""
 #: Variables of whoever runs the tests that would change a launch or how it is shown.
 _FOREIGN = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "COLUMNS", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.cli_calls import NO_COMPILER
 from tests.hosts.launching import clean_environment, ddplaunch
 
 pytestmark = pytest.mark.slow
@@ -23,12 +24,10 @@ parser.add_argument("--grad-accum", type=int, default=1)
 args = parser.parse_args()
 dist.init_process_group("gloo")
 """
-#: An optimizer imports torch's compiler, which takes as long as torch itself: it gets a stand-in.
 TRAINING = (
     BEGINNING
+    + NO_COMPILER
     + """
-import sys, types
-sys.modules["torch._dynamo"] = types.SimpleNamespace(disable=lambda call, *_, **__: call, graph_break=lambda: None)
 model = torch.nn.Linear(16, 1 << 12, bias=False)
 optimizer = torch.optim.SGD(model.parameters(), args.lr)
 data = torch.utils.data.TensorDataset(torch.randn(1000, 16))
@@ -58,11 +57,11 @@ def fit(
 
 def test_the_largest_batch_is_found_in_few_trials(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING.replace("1 << 12", "1 << 18"))  # a sample takes some 12 MiB
-    words = ("1", "--device", "cpu", "--memory", "450MiB", "--batch-size", "4", "--steps", "5")
+    words = ("1", "--device", "cpu", "--memory", "405MiB", "--batch-size", "4", "--steps", "5")
     done, found = fit(tmp_path, *words)
     assert done.returncode == 0, done.stderr
     best = found["best"]
-    assert best["peak_bytes"] <= 0.9 * (450 << 20) and best["limit_bytes"] == 450 << 20
+    assert best["peak_bytes"] <= 0.9 * (405 << 20) and best["limit_bytes"] == 405 << 20
     assert 2 <= len(found["trials"]) <= 8 and best["batch"] > 4
     assert found["command"]["words"][:2] == ["ddplaunch", "run"]
     assert f"{found['fastest']['batch']}" in found["command"]["words"]

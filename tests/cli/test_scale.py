@@ -14,6 +14,7 @@ from benchmarks.planted import CODES, PLANTED
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import runs_in
 from tests.agent.guarded import until
+from tests.cli.cli_calls import NO_COMPILER
 from tests.hosts.launching import ANYWHERE, clean_environment, ddplaunch
 
 _FINISH_S = 400
@@ -21,7 +22,7 @@ _FINISH_S = 400
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "train.py").write_text(PLANTED)
+    (tmp_path / "train.py").write_text(NO_COMPILER + PLANTED)
     return tmp_path
 
 

@@ -21,7 +21,7 @@ from ddplaunch.machine.processes.run_processes import runs_in
 from ddplaunch.planning.flag import DeviceWord
 from ddplaunch.planning.options import Options
 from ddplaunch.values.resolved import Resolved, Source
-from tests.cli.cli_calls import Call
+from tests.cli.cli_calls import NO_COMPILER, Call
 
 
 def test_a_trials_folders_are_outside_of_the_tree_and_are_removed(
@@ -83,7 +83,7 @@ def test_what_measures_nothing_is_refused_before_a_trial(folder: Path, call: Cal
 
 
 FAILS = "    if done == 30:\n        raise OSError(18, 'Invalid cross-device link')\n    optimizer.zero_grad"
-TRAIN = PLANTED.replace("    optimizer.zero_grad", FAILS)
+TRAIN = NO_COMPILER + PLANTED.replace("    optimizer.zero_grad", FAILS)
 
 
 @pytest.fixture
