@@ -129,22 +129,6 @@ def test_a_base_that_takes_nothing_is_named(tmp_path: Path) -> None:
     assert mine.read_text() == "mine"
 
 
-@pytest.mark.root
-def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4k,nr_inodes=20", "none", str(tmp_path)], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip("mounting is not allowed here")
-    try:
-        reason = record(tmp_path / ".ddplaunch")
-        assert isinstance(reason, str)
-        assert "No space left" in reason
-        assert [path for path in tmp_path.rglob("*") if "run.json" in path.name] == []
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
-
-
 def test_names_that_are_not_utf_8_in_a_working_directory_that_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

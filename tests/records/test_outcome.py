@@ -161,6 +161,7 @@ def test_the_run_of_the_same_command_before_is_found(tmp_path: Path) -> None:
     outcome(run(tmp_path, "b", "y", 1001.0))
     now = run(tmp_path, "c", "x", 1002.0)
     failed(now, RAISED)
+    failed(run(tmp_path, "later", "x", 1003.0), RAISED)
     this = read_outcome(now)
     assert isinstance(this, RunOutcome)
     assert run_before(now, this) == PreviousRun("a", "alike")
