@@ -68,8 +68,7 @@ def read_stop(directory: Path, since_s: float) -> StopNote | None:
     from ddplaunch.values.codec import from_plain
 
     with suppress(OSError, ValueError):
-        data = read_object(directory / _STOP_NOTE)
-        note = from_plain({"launcher_lost": data.get("lost_s") is not None, **data}, StopNote)  # as in older versions
+        note = from_plain(read_object(directory / _STOP_NOTE), StopNote)
         return note if note.at_s >= since_s else None
     return None
 

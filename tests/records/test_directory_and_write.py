@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.planning.launch import Launch, Target
-from ddplaunch.records.directory import new_run_id, run_directory, runs_directory
+from ddplaunch.records.directory import new_run_id, note_stop, path_text, read_stop, run_directory, runs_directory
 from ddplaunch.records.user_key import user_key
 from ddplaunch.records.write import git_commit, write_record
 from ddplaunch.values.finding import warning
@@ -45,6 +45,15 @@ def test_a_run_id_names_one_directory(tmp_path: Path, name: str) -> None:
         run_directory(tmp_path, name)
     assert isinstance(record(tmp_path / "b", launch(run_id=name)), str)
     assert not (tmp_path / "b").exists()
+
+
+def test_who_ended_a_run_counts_from_its_start(tmp_path: Path) -> None:
+    assert read_stop(tmp_path, 0.0) is None
+    for launcher_lost in (False, True):
+        note_stop(tmp_path, launcher_lost)
+        note = read_stop(tmp_path, 0.0)
+        assert note is not None and note.launcher_lost is launcher_lost and note.user
+        assert read_stop(tmp_path, note.at_s) == note and read_stop(tmp_path, note.at_s + 0.001) is None
 
 
 def test_a_record_says_what_was_typed_decided_and_found(tmp_path: Path) -> None:
@@ -139,6 +148,7 @@ def test_names_that_are_not_utf_8_in_a_working_directory_that_is_gone(
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     assert "No such file or directory" in str(record(tmp_path / "base"))
+    assert path_text(Path("x")) == "x"
 
 
 def test_16_at_once(tmp_path: Path) -> None:

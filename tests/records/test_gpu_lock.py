@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing import Queue, get_context
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -111,6 +112,9 @@ def test_a_named_gpu_is_shared_but_said(tmp_path: Path) -> None:
     with pytest.raises(RefusedError):
         pick_free("free:3", facts(2), None, first, None)
     assert first.held == {}, "a refusal leaves no lock"
+    unnamed = replace(facts(1), gpus=(replace(facts(1).gpus[0], uuid=""),))
+    for requested in ("0", "free:1"):
+        assert pick_free(requested, unnamed, None, first, None).notes == () and first.held == {}
 
 
 def test_every_user_may_lock(tmp_path: Path) -> None:
