@@ -66,7 +66,7 @@ def test_a_record_says_what_was_typed_decided_and_found(tmp_path: Path) -> None:
     assert data["environment"]["NCCL_DEBUG"] == "WARN"
     assert data["plan"]["numbers"]["batch_size"]["source"] == {"kind": "flag", "detail": "--batch-size"}
     assert data["findings"][0]["severity"] == "error"
-    assert data["versions"]["torch"] == "2.13.0+cu128"
+    assert data["versions"]["torch"] == "2.13.0+cu128" and sys.version.startswith(data["versions"]["python"])
     assert data["host"]["nvml"]["gpus"][3]["name"] == "NVIDIA H100 80GB HBM3"
 
 
@@ -90,6 +90,7 @@ def test_the_key_is_the_users_alone(tmp_path: Path) -> None:
     first = user_key(environ)
     assert first is not None and user_key(environ) == first and len(first) == 32
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and [each.name for each in path.parent.iterdir()] == ["key"]
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     path.chmod(0o640)
     assert user_key(environ) is None  # others of the group may have read it
     planted.write_bytes(b"x" * 32)
@@ -99,6 +100,20 @@ def test_the_key_is_the_users_alone(tmp_path: Path) -> None:
         path.chmod(0o600)
         assert user_key(environ) is None
     assert user_key({}) is None and user_key({"HOME": "/proc/nowhere"}) is None
+
+
+@pytest.mark.root
+def test_a_key_in_a_home_of_somebody_else_is_neither_made_nor_read(tmp_path: Path) -> None:
+    """As under sudo, after which that user could not read it."""
+    path, environ = tmp_path / ".local/state/ddplaunch/key", {"HOME": str(tmp_path)}
+    first = user_key(environ)
+    path.unlink()
+    assert first is not None and user_key(environ) not in (None, first)
+    os.chown(path, 65533, 65533)
+    assert user_key(environ) is None
+    path.unlink()
+    os.chown(tmp_path, 65533, 65533)
+    assert user_key(environ) is None and not path.exists()
 
 
 def test_many_launches_at_once_agree_on_one_key(tmp_path: Path) -> None:
@@ -113,6 +128,8 @@ def test_a_directory_that_was_there_before_keeps_what_it_has(tmp_path: Path) -> 
     (tmp_path / "latest").write_text("mine")
     assert isinstance(record(tmp_path), Path)
     assert (tmp_path / "latest").read_text() == "mine" and not (tmp_path / ".gitignore").exists()
+    (tmp_path / ".ddplaunch").mkdir()
+    assert isinstance(record(tmp_path / ".ddplaunch"), Path) and (tmp_path / ".ddplaunch" / ".gitignore").exists()
     os.mkfifo(tmp_path / ".gitignore")
     written = record(tmp_path, launch(run_id="second"))
     assert isinstance(written, Path) and (written / "run.json").exists()
@@ -127,6 +144,11 @@ def test_later_nodes_do_not_overwrite_the_first(tmp_path: Path) -> None:
     assert record(tmp_path, second) == directory
     written = {str(path.relative_to(directory)) for path in Path(directory).rglob("*.json")}
     assert written == {"node-1/run.json", "run.json"}
+    numbered_by_torchrun = replace(first, topology=replace(first.topology, node_rank=None))
+    for name, one, token in (("a", launch(), "token"), ("b", second, "token"), ("c", numbered_by_torchrun, "")):
+        place = write_record(one, TYPED, ENVIRONMENT, facts(), (), tmp_path / name, (), "token")
+        (path,) = Path(place).rglob("run.json")
+        assert json.loads(path.read_text())["launch"] == token
 
 
 def test_a_base_that_takes_nothing_is_named(tmp_path: Path) -> None:
