@@ -144,8 +144,8 @@ class Diagnosis:
 
     @property
     def is_stop(self) -> bool:
-        """Whether somebody ended the run by `ddplaunch stop`: no failure."""
-        return self.what.endswith("`ddplaunch stop`")
+        """Whether somebody ended the run by Ctrl-C or `ddplaunch stop`: no failure."""
+        return self.what == "interrupted" or self.what.endswith("`ddplaunch stop`")
 
     def is_like(self, other: Diagnosis | None) -> bool:
         """Return whether both are the same failure: same code and exception, or else same code, rank and text.

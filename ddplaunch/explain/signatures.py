@@ -48,7 +48,8 @@ class Signature:
     - ``patterns``: Python regular expressions, searched in one line without its prefix and ANSI codes; the first that
       matches counts. Each needs some plain words: lines without them are skipped. ``unless``: expressions that make the
       line a near-miss. ``log_unless``: expressions that contradict the line if any line of the same rank matches.
-      ``log_with``: expressions that each have to match some line of the log; their groups can be used too.
+      ``log_with``: expressions that each have to match some line of the log; their groups can be used too, and
+      one that took no part is the rank of that line.
       ``log_twice``: expressions that each have to match two equal lines, as from two ranks.
     - ``what``, ``why``, ``fixes``: texts that may use named groups of the pattern as ``{name}``; ``{line}`` is the text
       that the whole pattern matched, unless it has a group of that name. A fix whose groups are missing is left out.

@@ -50,10 +50,11 @@ def test_sigbus_is_of_a_full_shared_memory_or_of_another_file() -> None:
     assert "docker" in diagnosed("", RunFacts(ranks=ranks, state="failed")).fixes[0]
 
 
-@pytest.mark.parametrize(("number", "name"), [(15, "SIGTERM"), (2, "SIGINT"), (1, "SIGHUP")])
+@pytest.mark.parametrize(("number", "name"), [(15, "SIGTERM"), (2, "interrupted"), (1, "SIGHUP")])
 def test_a_signal_to_the_launcher(number: int, name: str) -> None:
     found = diagnosed(raised(0, "KeyboardInterrupt"), RunFacts(state="terminated", signal=number))
     assert found.code == "terminated" and name in found.what
+    assert found.is_stop == (number == 2), "Ctrl-C is no failure"
 
 
 def test_torchrun_killed() -> None:

@@ -119,7 +119,7 @@ def code_with_words(ended: BareExit) -> str:
 #: Codes of what ranks print while they wait in vain for another rank.
 _WAITING = frozenset(("collective-timeout", "collective-mismatch", "gpu-p2p-broken", "rendezvous-failed"))
 #: Codes that several ranks may show at once, and that a failure elsewhere causes as well.
-_SHARED = BARE | {"collective-timeout", "collective-mismatch"}
+_SHARED = BARE | {"collective-timeout", "collective-mismatch", "rank-left-early"}
 
 
 @dataclass(frozen=True)

@@ -234,8 +234,6 @@ OUTSIDE = frozenset(("terminated", "time-limit"))
 _REASONS = frozenset(("host-out-of-memory", "scheduler-error", "time-limit"))
 #: Codes of what an interpreter may print after its exception if native threads are still running.
 ABORTS = frozenset(("aborted", "aborted-at-exit"))
-#: Codes of processes that a launcher, a scheduler or a shell stops, or that crash, after another one has failed.
-_ENDS = frozenset(("killed", "terminated", "segmentation-fault"))
 #: Codes that follow from others: for example, a rank misses data that another rank tries to download.
 _FOLLOWS = {
     "dataset-missing": ("dataset-race", "download-failed"),
@@ -391,19 +389,14 @@ def explained_by_another(case: Case) -> Holds:
 def named_beside(case: Case) -> Holds:
     """The same rank names its specific cause nearby.
 
-    An abort is not such a cause, nor is an end reported after it: an interpreter that ends by an exception often aborts
-    if native threads are running, and launchers end the remaining ranks.
+    An abort is not such a cause: an interpreter that ends by an exception often aborts if native threads are running.
     """
-    named: dict[Speaker, list[tuple[int, bool]]] = {}
+    named: dict[Speaker, list[int]] = {}
     for failure in case.failures:
         if failure.is_known and failure.fate == "fatal" and not (failure.is_hint or failure.code in ABORTS):
-            named.setdefault(failure.speaker, []).append((failure.line.at, failure.code in _ENDS))
+            named.setdefault(failure.speaker, []).append(failure.line.at)
     return lambda failure: (
-        not failure.is_known
-        and any(
-            abs(at - failure.line.at) <= _NEAR and not (ends and at > failure.line.at)
-            for at, ends in named.get(failure.speaker, ())
-        )
+        not failure.is_known and any(abs(at - failure.line.at) <= _NEAR for at in named.get(failure.speaker, ()))
     )
 
 

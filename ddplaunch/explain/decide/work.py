@@ -145,8 +145,7 @@ def _unfinished(texts: Sequence[str]) -> bool:
 
 def _at_work(texts: Sequence[str]) -> bool:
     """Return whether a log that ends before the last step reports many steps: the training may still be running."""
-    drawn = [part for text in texts for part in (text.split("%|") if text.count("%|") > 1 else [text])]  # bars in a row
-    reports = {(*_PART.findall(text), *_STEP.findall(text)): "%|" in text for text in drawn if PROGRESS.search(text)}
+    reports = {(*_PART.findall(text), *_STEP.findall(text)): "%|" in text for text in texts if PROGRESS.search(text)}
     logged = list(reports.values()).count(False)  # a bar is redrawn many times during a step
     return len(reports) >= _WORK or logged >= _WORK - 1
 

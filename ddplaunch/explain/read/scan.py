@@ -80,23 +80,22 @@ class Matcher:
 def _in_context(hits: Sequence[Hit], lines: Sequence[Line]) -> Iterator[Hit]:
     """Yield the hits that other lines support by their ``log_*`` expressions, with the groups of those lines."""
     silent = {hit.line.at for hit in hits if hit.signature.tier == Tier.ECHO and hit.signature.code not in _SPEAK}
-    known_groups: dict[tuple[int, Speaker], dict[str, str] | None] = {}
+    elsewhere: dict[int, dict[str, str] | None] = {}
+    contradicted: dict[tuple[int, Speaker], bool] = {}
     for hit in hits:
         signature, who = hit.signature, hit.line.speaker
-        if not (signature.log_with or signature.log_unless or signature.log_twice):
-            yield hit
-            continue
-        if (key := (id(signature), who)) not in known_groups:
+        if (key := id(signature)) not in elsewhere:
+            twice = all(_stands_twice(expression, lines) for expression in signature.log_twice)
+            elsewhere[key] = _said_elsewhere(signature.log_with, lines) if twice else None
+        if signature.log_unless and (key, who) not in contradicted:
             own_lines = [line for line in lines if line.speaker == who and line.at not in silent]
-            contradicted = any(_first_match(expression, own_lines) for expression in signature.log_unless)
-            fits = not contradicted and all(_stands_twice(expression, lines) for expression in signature.log_twice)
-            known_groups[key] = _said_elsewhere(signature.log_with, lines) if fits else None
-        if (groups := known_groups[key]) is not None:
+            contradicted[key, who] = any(_first_match(expression, own_lines) for expression in signature.log_unless)
+        if (groups := elsewhere[key]) is not None and not contradicted.get((key, who)):
             yield hit._replace(groups=groups | hit.groups)
 
 
-def _first_match(expression: str, lines: Iterable[Line]) -> re.Match[str] | None:
-    return next((match for line in lines if (match := _compile(expression).search(line.text))), None)
+def _first_match(expression: str, lines: Iterable[Line]) -> tuple[Line, re.Match[str]] | None:
+    return next(((line, match) for line in lines if (match := _compile(expression).search(line.text))), None)
 
 
 def _stands_twice(expression: str, lines: Sequence[Line]) -> bool:
@@ -105,13 +104,16 @@ def _stands_twice(expression: str, lines: Sequence[Line]) -> bool:
 
 
 def _said_elsewhere(expressions: Sequence[str], lines: Sequence[Line]) -> dict[str, str] | None:
-    """Return the groups of the first match of each expression; None if any of them matches no line."""
+    """Return the groups of the first match of each expression; None if any of them matches no line.
+
+    A group that took no part in its match stands for the rank that said the line.
+    """
     groups: dict[str, str] = {}
     for expression in expressions:
-        match = _first_match(expression, lines)
-        if match is None:
+        if (first := _first_match(expression, lines)) is None:
             return None
-        groups |= match.groupdict()
+        line, match = first
+        groups |= match.groupdict(str(line.speaker.rank))
     return groups
 
 
