@@ -90,6 +90,20 @@ def test_a_thousand_failed_ranks_take_no_time_that_grows_with_their_square(own: 
     assert time.process_time() - begun < 10, "the square takes longer"
 
 
+DURING = "\nDuring handling of the above exception, another exception occurred:\n\n"
+ENDED = (
+    "[rank{0}]: SignalException: Process {0} got signal: 15\nslurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT now\n"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [(CAUSE.decode() + DURING) * 2500, "".join(map(ENDED.format, range(12_000)))])
+def test_long_chains_and_many_speakers_take_no_time_that_grows_with_their_square(text: str) -> None:
+    begun = time.process_time()
+    explained(text)
+    assert time.process_time() - begun < 10, "the square takes longer"
+
+
 @pytest.mark.parametrize(
     "text", ["\n" * 1_000_000, "ValueError: bad sample\n" * 10_000, "CUDA out of memory\n" * 10_000, "x\n" * 300_000]
 )

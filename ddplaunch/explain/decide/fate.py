@@ -146,8 +146,9 @@ def _of_traceback(traceback: Traceback, by_line: dict[int, list[Hit]]) -> Failur
     """
     roots: list[tuple[Hit, ChainedException]] = []
     echo: Hit | None = None
+    root = traceback.root
     for part in traceback.parts:
-        cleans_up = part.link == "during" and part is not traceback.root  # `finally: dist.barrier()` waits in vain
+        cleans_up = part.link == "during" and part is not root  # `finally: dist.barrier()` waits in vain
         for hit in _hits_in(part, by_line):
             if cleans_up and hit.signature.tier >= Tier.SYMPTOM:
                 continue
@@ -156,7 +157,7 @@ def _of_traceback(traceback: Traceback, by_line: dict[int, list[Hit]]) -> Failur
             else:
                 echo = echo or hit
     if roots:
-        hit, part = min(roots, key=lambda pair: (pair[0].signature.tier, pair[1] is not traceback.root))
+        hit, part = min(roots, key=lambda pair: (pair[0].signature.tier, pair[1] is not root))
         best = _of_hit(hit, traceback.speaker, part.raised)
         return replace(best, bare=traceback.bare, logged=traceback.logged)
     bare = traceback.bare and not traceback.lost_worker

@@ -80,6 +80,10 @@ class Matcher:
 def _in_context(hits: Sequence[Hit], lines: Sequence[Line]) -> Iterator[Hit]:
     """Yield the hits that other lines support by their ``log_*`` expressions, with the groups of those lines."""
     silent = {hit.line.at for hit in hits if hit.signature.tier == Tier.ECHO and hit.signature.code not in _SPEAK}
+    spoken: dict[Speaker, list[Line]] = {}
+    for line in lines:
+        if line.at not in silent:
+            spoken.setdefault(line.speaker, []).append(line)
     elsewhere: dict[int, dict[str, str] | None] = {}
     contradicted: dict[tuple[int, Speaker], bool] = {}
     for hit in hits:
@@ -88,7 +92,7 @@ def _in_context(hits: Sequence[Hit], lines: Sequence[Line]) -> Iterator[Hit]:
             twice = all(_stands_twice(expression, lines) for expression in signature.log_twice)
             elsewhere[key] = _said_elsewhere(signature.log_with, lines) if twice else None
         if signature.log_unless and (key, who) not in contradicted:
-            own_lines = [line for line in lines if line.speaker == who and line.at not in silent]
+            own_lines = spoken.get(who, ())
             contradicted[key, who] = any(_first_match(expression, own_lines) for expression in signature.log_unless)
         if (groups := elsewhere[key]) is not None and not contradicted.get((key, who)):
             yield hit._replace(groups=groups | hit.groups)
