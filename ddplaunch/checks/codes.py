@@ -345,6 +345,9 @@ gradients-cleared-early: Gradients are cleared between a backward pass and the s
     The gradients of that pass are lost. Remedy: `optimizer.zero_grad()` after the step only.
 clipped-before-average: Each rank clips its own gradients before they are averaged
     Ranks with large gradients then count less. Remedy: average first, then clip.
+passes-summed: The gradients of several backward passes are added up, not averaged
+    Each loss is a mean over its own batch, so SGD steps as many times as far as with one batch of all samples. Remedy:
+    divide the loss by the number of passes, unless the learning rate was chosen for the sum.
 random-numbers-alike: Datasets draw the same random numbers on all ranks
     Samples of different ranks are then augmented alike. `prove` asks the dataset of each rank for its first sample
     twice: the two differ, but are the same on all ranks. Remedy: `torch.manual_seed(seed + rank)` after the model
@@ -364,6 +367,12 @@ evaluation-not-reduced: Each rank evaluates a part of the samples, and nothing c
     The metric that a rank prints covers its own samples only. Remedy: `dist.all_reduce` on sums and counts.
 file-of-all-ranks: Several ranks write the same file
     They overwrite each other, and the file may end up corrupt. Remedy: write it on rank 0 only.
+ranks-run-out: Ranks do not have the same number of batches
+    At the end of the epoch those that have batches left wait for the others, or never train on their last samples.
+    Remedy: as many batches on all ranks, as DistributedSampler gives, or `Join` with optimizers that keep no state.
+gradient-cut: The loss is that of one process with the same samples, but its gradient is not
+    The loss compares the samples of all ranks, and `dist.all_gather` returns values without gradient. Remedy:
+    `torch.distributed.nn.functional.all_gather`.
 differs-from-one-process: The gradients of several ranks are a multiple of those of one process
     `prove` replays the samples of all ranks in one process. The mean over ranks equals its gradient if the loss is a
     mean over the batch, but not if it is a sum. Remedy: `reduction="mean"`.

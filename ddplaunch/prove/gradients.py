@@ -7,7 +7,6 @@ sum over backward passes. The factor shows which division was forgotten or made 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from statistics import median
@@ -52,40 +51,35 @@ class Averaged:
 def averaged(step: Step) -> Averaged | None:
     """Return how a step averaged its gradients; None without gradients, or if ranks hold parts of the parameters.
 
-    Their factor is taken before they are clipped, or else when the optimizer takes them; if the script changes them by
-    another number than divisions can give, after the backward pass.
+    Their factor is taken before they are clipped, or else when the optimizer takes them; if the script changes them to
+    something else, after the backward pass.
     """
-    numbers, event = _trained(step), step[0]
-    if not numbers or not all(one["parameters"][n]["whole"] for one in step for n in numbers):
+    trained = [ones for ones in _by_parameter(step) if any(one["own"] for one in ones)]
+    if not trained or not all(one["whole"] for one in chain(*trained)):
         return None
-    last = "backward" if event["closure"] else "step"
-    unequal = (n for n in numbers if not equal([_sketch(one, n, last) for one in step], ROUNDED))
-    names = tuple(event["parameters"][n]["name"] for n in unequal)
-    early = [[_sketch(one, n, "clip") for one in step] for n in numbers]
-    clipped_before = not all(equal(one, ROUNDED) for one in early)
-    divisions = [number**power for number in (len(step), len(event["passes"]) or 1) for power in (-1, 0, 1)]
+    last = "backward" if step[0]["closure"] else "step"
+    unequal = tuple(ones[0]["name"] for ones in trained if not _alike(ones, last))
+    clipped_before = not all(_alike(ones, "clip") for ones in trained)
     for stage in ("clip", last, "backward"):
-        fits = [fit(_sketch(event, n, stage), mean(_sketch(one, n, "own") for one in step)) for n in numbers]
+        fits = [fit(gradient(ones[0], stage), mean(gradient(one, "own") for one in ones)) for ones in trained]
         usual = median(one.factor for one in fits)
-        if not usual or not all(one.residual < ROUNDED and near(one.factor, usual) for one in fits):
-            continue
-        factor = min(usual, usual * event["scale"], key=lambda number: abs(math.log(abs(number))))
-        if stage == "backward" or any(near(factor, one * other) for one in divisions for other in divisions):
-            return Averaged(factor, max(one.residual for one in fits), names, clipped_before)
-    return Averaged(None, 0.0, names, clipped_before)
+        if usual and all(one.residual < ROUNDED and near(one.factor, usual) for one in fits):
+            return Averaged(usual, max(one.residual for one in fits), unequal, clipped_before)
+    return Averaged(None, 0.0, unequal, clipped_before)
 
 
-def _trained(step: Step) -> list[int]:
-    """Return the parameters that have a gradient on any rank."""
-    return [
-        n for n in range(len(step[0]["parameters"])) if any(any(event["parameters"][n]["own"] or ()) for event in step)
-    ]
+def _by_parameter(step: Step) -> Iterator[tuple[Event, ...]]:
+    """Return what the ranks recorded of each parameter."""
+    return zip(*(event["parameters"] for event in step), strict=True)
 
 
-def _sketch(event: Event, number: int, key: str) -> Vector:
-    """Return a sketch; zeros where there is no gradient."""
-    parameter = event["parameters"][number]
-    return parameter.get(key) or [0.0] * len(parameter["value"])
+def gradient(parameter: Event, stage: str) -> Vector:
+    """Return the sketch of a gradient; zeros where there is none."""
+    return parameter.get(stage) or [0.0] * len(parameter["value"])
+
+
+def _alike(ones: Sequence[Event], stage: str) -> bool:
+    return equal([gradient(one, stage) for one in ones], ROUNDED)
 
 
 def gradient_claims(recorded: Recorded) -> Iterator[Claim]:
@@ -112,20 +106,19 @@ def gradient_claims(recorded: Recorded) -> Iterator[Claim]:
 
 def _of_gradients(subject: str, steps: Sequence[Step]) -> Claim:
     """Return the one claim about the gradients of an optimizer."""
-    for claim in _not_kept(subject, steps):
-        return claim
     found = [(step, one) for step in steps if (one := averaged(step))]
+    claims = chain(_not_kept(subject, steps), *(_judged(subject, *one) for one in found))
+    for claim in sorted(claims, key=lambda claim: claim.verdict == "open"):
+        return claim
     if not found:
         return still_open(subject, "no gradient was seen, or ranks hold parts of the parameters")
-    for claim in sorted(chain(*(_judged(subject, *one) for one in found)), key=lambda claim: claim.verdict == "open"):
-        return claim
     residual = max(one.residual for _, one in found)
     return right(subject, f"the mean over {len(steps[0])} ranks at {count(len(found), 'step')}, up to {residual:.0e}")
 
 
 def _not_kept(subject: str, steps: Sequence[Step]) -> Iterator[Claim]:
     """Yield a claim if gradients are not cleared, or cleared too early."""
-    events = [event for step in steps for event in step if not event["closure"]]
+    events = [event for event, *_ in steps if not event["closure"]]
     stale = [event for event in events if any(one["stale"] for one in event["parameters"])]
     if len(stale) * 3 > len(events):
         yield wrong(subject, "gradients-not-cleared", stale[0]["line"])
@@ -144,9 +137,16 @@ def _judged(subject: str, step: Step, one: Averaged) -> Iterator[Claim]:
         yield wrong(subject, "clipped-before-average", event["line"])
     elif not one.factor:
         yield still_open(subject, "the same on all ranks, but not a multiple of the mean: the script computes its own")
+    elif (
+        event["kind"] == "SGD"  # others are hardly changed by a factor
+        and near(one.factor, 1)
+        and len(event["passes"]) > len({*event["passes"]}) == 1
+        and all("Loss" in function or "Mean" in function for _, function in event["losses"])
+    ):
+        yield wrong(subject, "passes-summed", event["line"], passes=len(event["passes"]))
     elif near(one.factor, 1 / len(event["passes"])):  # 1, or divided by the script after accumulation
         return
-    elif near(one.factor, 1 / world):
+    elif abs(one.factor * world - 1) < ROUNDED / 10:  # clipping by hand may come near it
         yield wrong(subject, "gradients-divided-twice", event["line"], world=world)
     elif near(one.factor, world):
         yield still_open(subject, f"{world} times the mean: right only if the loss is divided by that number")
@@ -167,9 +167,7 @@ def _of_settings(steps: Sequence[Step]) -> Iterator[Claim]:
 def _of_replicas(subject: str, steps: Sequence[Step]) -> Claim:
     """Return the claim that all ranks have the same parameters before each step."""
     for made, step in enumerate(steps, 1):
-        values = [[one["value"] for one in event["parameters"]] for event in step]
-        apart = [n for n, one in enumerate(zip(*values, strict=True)) if not equal(one, _REPLICA_TOLERANCE)]
-        if apart:
-            names = listed(step[0]["parameters"][n]["name"] for n in apart)
-            return wrong(subject, "replicas-differ", step[0]["line"], step=made, names=names)
+        values = ((ones[0]["name"], [one["value"] for one in ones]) for ones in _by_parameter(step))
+        if apart := [name for name, sketches in values if not equal(sketches, _REPLICA_TOLERANCE)]:
+            return wrong(subject, "replicas-differ", step[0]["line"], step=made, names=listed(apart))
     return right(subject, f"all ranks have the same parameters before each of {count(len(steps), 'step')}")

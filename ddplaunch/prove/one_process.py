@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import chain
+from statistics import fmean
 
 from ddplaunch.prove.claims import ROUNDED, Claim, Fit, Vector, combined, fit, mean, near, right, still_open, wrong
-from ddplaunch.prove.gradients import Step, averaged
+from ddplaunch.prove.gradients import Step, averaged, gradient
 from ddplaunch.prove.recording import Event, Recorded
 from ddplaunch.values.words import count, listed
 
@@ -20,13 +22,12 @@ _REASONS = (
 
 def _own(event: Event) -> Vector:
     """Return the rank's own gradients of a step, before averaging and clipping, as one vector."""
-    return [value for one in event["parameters"] for value in one["own"] or [0.0] * len(one["value"])]
+    return [*chain(*(gradient(one, "own") for one in event["parameters"]))]
 
 
 def one_process_claims(ranks: Recorded, alone: Recorded) -> Iterator[Claim]:
     """Yield the claims of the comparison."""
-    both = zip(ranks.steps(), alone.steps(), strict=False)
-    pairs = [(step, one) for step, (one, *_) in both if step[0]["optimizer"] == one["optimizer"] == 0]
+    pairs = [(step, one) for step, (one, *_) in zip(ranks.steps(), alone.steps(), strict=False)]
     for step, single in pairs[:1]:
         first = fit(mean(map(_own, step)), _own(single))
         if math.isfinite(first.residual):
@@ -49,6 +50,9 @@ def _of_gradients(step: Step, single: Event, first: Fit) -> Claim:
         if rest < ROUNDED and near(sum(shares), 1) and min(shares) > 1e-3 and not step[0]["weighed"]:
             of_ranks = listed(f"{share:.3f} of rank {rank}'s" for rank, share in enumerate(shares))
             return wrong(_SUBJECT, "ranks-count-alike", line, shares=of_ranks)
+        *losses, its_loss = (sum(loss for loss, _ in event["losses"]) for event in (*step, single))
+        if math.isclose(fmean(losses), its_loss, rel_tol=1e-5) and not math.isclose(*losses[:2], rel_tol=1e-3):
+            return wrong(_SUBJECT, "gradient-cut", line)
     if first.residual < ROUNDED and near(factor, 1):
         return right(_SUBJECT, f"its first gradients from the same samples are the same, up to {first.residual:.0e}")
     if near(mine, world):

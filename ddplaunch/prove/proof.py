@@ -26,18 +26,6 @@ from ddplaunch.values.resolved import Resolved, Source
 ALONE = "one-process"
 #: The source of flags that a proof sets.
 OWN = Source("flag", "prove")
-#: Flags of numbers that depend on the number of ranks.
-_NUMBERS = {
-    "batch_size",
-    "global_batch_size",
-    "base_batch_size",
-    "lr",
-    "base_lr",
-    "lr_scaling",
-    "lr_max_factor",
-    "warmup",
-    "base_warmup",
-}
 #: Starts the recorder in a rank, and then imports the sitecustomize that this file hides, if there is one.
 _SITE = """
 import sys
@@ -90,12 +78,9 @@ class Proof:
         yield self._part(RANKS, self._world, self._said)
         if self._world == 1 or not self._recorded[RANKS].steps():
             return
-        alone = {name: value for name, value in self._said.items() if name not in _NUMBERS | {"gpus"}}
-        if _NUMBERS & {*self._said}:
-            numbers = self._launch.numbers
-            batch = numbers.batch_size and Resolved(numbers.batch_size.value * self._world, OWN)
-            kept = {"batch_size": batch, "lr": numbers.lr, "warmup": numbers.warmup_steps}
-            alone |= {name: Resolved(str(value.value), OWN) for name, value in kept.items() if value is not None}
+        alone = {name: value for name, value in self._said.items() if name != "gpus"}
+        if (batch := self._launch.numbers.batch_size) and "batch_size" in alone:
+            alone["batch_size"] = Resolved(str(batch.value * self._world), OWN)
         yield self._part(ALONE, 1, alone)
 
     def _part(self, name: str, ranks: int, said: Said) -> Part:
@@ -125,7 +110,7 @@ class Proof:
 
 def claims_of(recorded: Mapping[str, Recorded], world: int) -> list[Claim]:
     """Return all claims of a proof; ``recorded`` maps the name of a trial to its recording."""
-    if world == 1 or not recorded[RANKS].steps():
+    if ALONE not in recorded:
         return [still_open("gradients", "there is only one rank, or no step of an optimizer of torch")]
     ranks, alone = recorded[RANKS], recorded[ALONE]
     by_cpu = [still_open("CUDA", "the CPU stands in for GPUs")] if ranks.of("cuda")[0] else []

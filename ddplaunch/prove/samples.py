@@ -17,8 +17,9 @@ from ddplaunch.values.words import listed
 _SAMPLES = "samples"
 _LEAST_USED = 0.67  # a sampler that leaves out more of a rank's own dataset divides it again
 _FEW = 8  # fewer equal samples may be chance
-_ALL = 0.9  # a rank may leave out the rest of a batch
-_DRAWN_ONCE = 0.9  # with more repetitions in a rank's part, samples are drawn independently
+#: The least part of all samples that ranks without division have in common, but for the rest of a batch; and of a
+#: rank's samples that are different, unless it draws them independently.
+_MOST = 0.9
 
 
 def sample_claims(recorded: Recorded) -> Iterator[Claim]:
@@ -27,6 +28,9 @@ def sample_claims(recorded: Recorded) -> Iterator[Claim]:
     firsts = [events[0] for events in trained if events]
     yield _of_samples(recorded, firsts)
     yield from _of_epochs(trained[0])
+    batches = [one["batches"] for one in firsts if "batches" in one]
+    if len({*batches}) > 1 and not any(recorded.of("join")):
+        yield wrong("epochs", "ranks-run-out", firsts[0]["line"], numbers=listed(map(str, batches)))
     yield from _of_random_numbers(recorded, firsts)
     yield from _of_evaluation(recorded)
     yield from _of_files(recorded)
@@ -49,28 +53,23 @@ def _of_samples(recorded: Recorded, firsts: Sequence[Event]) -> Claim:
             if 0 < used < _LEAST_USED:
                 samples = f"ranks have datasets of their own, each trains on {used:.0%} of its own: divided twice"
                 return wrong(_SAMPLES, "data-overlaps", line, samples=samples)
-        spare = world * (len(firsts[0]["indices"]) // firsts[0]["given"] or 1)  # for padding
+        spare = world * (len(firsts[0]["indices"]) // firsts[0]["given"])  # for padding
     else:
         # the epoch of a DataLoader ends after half of the steps
-        parts = _inputs(recorded.steps()[: (len(recorded.steps()) + 1) // 2 if firsts else None])
+        most = (len(recorded.steps()) + 1) // 2 if firsts else None
+        parts = [[*chain(*chain(*(event["inputs"] for event in events[:most])))] for events in recorded.of("step")]
     ranks_of = Counter(chain(*map(set, parts)))
     repeated, total = ranks_of.total() - len(ranks_of), len(ranks_of)
     if total < _FEW:
         return still_open(_SAMPLES, "too few different ones were seen")
-    if repeated > _ALL * (world - 1) * total:
+    if repeated > _MOST * (world - 1) * total:
         samples = f"all {world} ranks train on the same {total} samples"
         return wrong(_SAMPLES, "data-not-divided", line, samples=samples)
-    is_drawn = any(len({*part}) < _DRAWN_ONCE * len(part) for part in parts)
+    is_drawn = any(len({*part}) < _MOST * len(part) for part in parts)
     if repeated > spare and not is_drawn:
         samples = f"{repeated} of {total} samples go to several ranks, though hardly any twice to one"
         return wrong(_SAMPLES, "data-overlaps", line, samples=samples)
     return right(_SAMPLES, f"{world} ranks have {total} different ones, of which {repeated} are on several")
-
-
-def _inputs(steps: Sequence[Sequence[Event]]) -> list[list[int]]:
-    """Return what the models of each rank got."""
-    inputs = ([chain(*event["inputs"]) for event in step] for step in steps)
-    return [[*chain(*samples)] for samples in zip(*inputs, strict=True)]
 
 
 def _of_epochs(trained: Sequence[Event]) -> Iterator[Claim]:
@@ -93,8 +92,8 @@ def _of_random_numbers(recorded: Recorded, firsts: Sequence[Event]) -> Iterator[
         return
     for step in recorded.steps():
         # noise for the samples of all ranks, of which each takes a part, has more rows than an input
-        noise = [one for one in step[0]["noise"] if len(one) in map(len, step[0]["inputs"])]
-        if not any(all(one in event["noise"] for event in step) for one in noise):
+        sizes = [len(samples) for samples in step[0]["inputs"] if samples]
+        if not any(len(one) in sizes and all(one in event["noise"] for event in step) for one in step[0]["noise"]):
             return
     yield wrong("random numbers", "random-numbers-alike", step[0]["line"])
 
@@ -109,7 +108,7 @@ def _of_evaluation(recorded: Recorded) -> Iterator[Claim]:
     evaluated = [[one for one in events if one["evaluates"] and not one["trains"]] for events in recorded.of("pass")]
     firsts = [passes[0] for passes in evaluated if passes]
     parts = [{*one["indices"], *one["rest"]} for one in firsts]
-    if len({one.get("samples") for one in firsts}) > 1 or all(part == parts[0] for part in parts):
+    if all(part == parts[0] for part in parts):
         return
     between = [[*group] for _, group in groupby(recorded.ranks[0], lambda event: event["event"] == "step")]
     kinds = {event["event"] for group in between if firsts[0] in group for event in group}

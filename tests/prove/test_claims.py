@@ -23,10 +23,11 @@ MEAN = mean(OWN)
 
 def step(rank: int, taken: Sequence[float], after: Sequence[float] | None = None, **changes: Any) -> dict[str, Any]:
     """Return the event of a step of one parameter, right but for ``changes``."""
-    parameter = {"name": "w", "whole": True, "own": OWN[rank], "stale": None, "value": [1.0, 2.0, 3.0]}
+    parameter = {"name": "w", "whole": True, "stale": None, "value": [1.0, 2.0, 3.0]}
+    parameter["own"] = OWN[rank] if changes.get("passes", True) else None
     parameter |= {"backward": taken if after is None else after, "step": taken}
     made = {"event": "step", "optimizer": 0, "kind": "SGD", "line": "train.py:9"}
-    made |= {"settings": [{"lr": 0.1}], "closure": False, "scale": 1.0, "passes": ["train.py:8"]}
+    made |= {"settings": [{"lr": 0.1}], "closure": False, "passes": ["train.py:8"], "losses": [[rank, "Loss"]] * 2}
     made |= {"inputs": [[rank, 7]], "noise": [], "weighed": False, "discarded": [], "parameters": [parameter]}
     return {**made, **changes}
 
@@ -68,6 +69,9 @@ def test_a_division_after_the_average_is_found_unless_it_is_that_of_accumulation
     assert codes(list(gradient_claims(once))) == {"gradients-divided-twice"}
     accumulated = recorded(*([step(rank, times(0.5), MEAN, passes=["train.py:8"] * 2)] for rank in (0, 1)))
     assert codes(list(gradient_claims(accumulated))) == set()
+    for changes, expected in (({}, {"passes-summed"}), ({"kind": "AdamW"}, set()), ({"losses": [[1.0, "Div"]]}, set())):
+        summed = recorded(*([step(rank, MEAN, passes=["train.py:8"] * 2, **changes)] for rank in (0, 1)))
+        assert codes(list(gradient_claims(summed))) == expected
 
 
 def test_gradients_cleared_by_another_line_than_the_steps_own_are_meant() -> None:
@@ -91,13 +95,6 @@ def test_replicas_that_differ() -> None:
     assert codes(list(gradient_claims(recorded(*([event] for event in events))))) == {"replicas-differ"}
 
 
-def test_a_sum_is_a_warning_if_one_process_got_other_samples() -> None:
-    single = step(0, MEAN)
-    single["parameters"][0]["own"] = [3.0, 1.0, 0.5]
-    ranks = recorded(*([step(rank, times(2))] for rank in (0, 1)))
-    assert codes(list(one_process_claims(ranks, recorded([single])))) == {"gradients-summed"}
-
-
 @pytest.mark.parametrize(
     ("own", "changes", "code"),
     [
@@ -106,19 +103,21 @@ def test_a_sum_is_a_warning_if_one_process_got_other_samples() -> None:
         ([0.7 * a + 0.3 * b for a, b in zip(*OWN, strict=True)], {}, "ranks-count-alike"),
         ([0.7 * a + 0.3 * b for a, b in zip(*OWN, strict=True)], {"weighed": True}, None),
         (OWN[0], {}, None),  # one process got the samples of rank 0 alone
+        (OWN[0], {"loss": 0.5}, "gradient-cut"),  # the mean of the ranks' losses
+        (OWN[0], {"taken": times(2)}, "gradients-summed"),
     ],
 )
 def test_the_gradients_of_one_process(own: list[float], changes: dict[str, Any], code: str | None) -> None:
-    single = step(0, own)
+    single = step(0, own, losses=[[changes.pop("loss", 3.0), ""]] * 2)
     single["parameters"][0]["own"] = own
-    ranks = recorded(*([step(rank, MEAN, **changes)] for rank in (0, 1)))
+    ranks = recorded(*([step(rank, **{"taken": MEAN, **changes})] for rank in (0, 1)))
     assert codes(list(one_process_claims(ranks, recorded([single])))) == ({code} if code else set())
 
 
 def given(part: list[str], number: int = 1, **changes: Any) -> dict[str, Any]:
     """Return the event of a pass over a DataLoader of 16 samples in batches of 2."""
     made = {"event": "pass", "loader": 0, "number": number, "line": "train.py:4", "sampler": "DistributedSampler"}
-    made |= {"shuffle": True, "indices": part[:4], "rest": part[4:], "given": 2, "samples": 16}
+    made |= {"shuffle": True, "indices": part[:4], "rest": part[4:], "given": 2, "samples": 16, "batches": 8}
     return {**made, "contents": {"0": 7}, "trains": True, "evaluates": False, "complete": True, **changes}
 
 
@@ -194,6 +193,9 @@ def test_epochs_of_one_order_files_and_random_numbers_of_all_ranks() -> None:
     one = step(0, MEAN)
     shared = recorded([file, given(EVEN), one], [file, given(ODD), one])
     assert codes(list(sample_claims(shared))) == {"file-of-all-ranks"}
+    for joins, expected in ((0, {"ranks-run-out"}), (1, set())):
+        uneven = recorded([given(EVEN), one], [given(ODD, batches=7), one, *[{"event": "join"}] * joins])
+        assert codes(list(sample_claims(uneven))) == expected
     for drawn, expected in (([11, 12], {"random-numbers-alike"}), ([11, 11], set())):
         ranks = ([given(part, drawn=drawn), one] for part in (EVEN, ODD))
         assert codes(list(sample_claims(recorded(*ranks)))) == expected

@@ -14,19 +14,16 @@ from tests.hosts.launching import clean_environment, ddplaunch
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-CASES = (
-    *("calls model.module", "own sum loss", "never cleared", "no set_epoch", "clipped before", "evaluation of a part"),
-    *("no_sync one off", "decay by rank", "statistics of ranks", "schedule of all", "mean over tokens", "noise of one"),
-    *("lbfgs", "gradients divided after accumulation", "discriminator frozen"),
-)
+MISTAKES = ("own sum loss", "no set_epoch", "evaluation of a part", "no_sync one", "noise of one", "noise by a method")
+WITH_RIGHT = ("passes added", "uneven", "mean over tokens", "statistics of ranks", "schedule of all", "lbfgs")
 
 
 @pytest.mark.timeout(1800)
 def test_planted_mistakes_are_found_and_right_scripts_left_alone() -> None:
-    argv = [sys.executable, "-m", "benchmarks.proving", "--no-write", "--check", *CASES]
+    argv = [sys.executable, "-m", "benchmarks.proving", "--no-write", "--check", *MISTAKES, *WITH_RIGHT]
     done = subprocess.run(argv, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "| found | 13 |" in done.stdout and "| silent | 6 |" in done.stdout
+    assert "| found | 12 |" in done.stdout and "| silent | 6 |" in done.stdout
 
 
 @pytest.mark.timeout(1800)

@@ -19,13 +19,15 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial, wraps
-from itertools import chain, islice
+from itertools import chain, product, takewhile
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.join import Join
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import dataloader
 
 from ddplaunch.prove.in_rank import RANKS
@@ -34,8 +36,8 @@ from ddplaunch.prove.in_rank.sketch import fingerprints, probed, sketch
 
 Hook = Callable[..., Any]
 
-_MOST_BATCHES = 20_000
-_NOISE = ("normal", "rand", "rand_like", "randn", "randn_like")  # functions of torch
+# functions of torch and numpy, and methods of tensors
+_NOISE = ("normal", "rand", "randn", "uniform", "rand_like", "randn_like", "normal_", "uniform_")
 _COMBINING = ("all_reduce", "all_gather", "gather", "reduce")  # how names of collectives begin that combine results
 
 
@@ -53,6 +55,7 @@ class _Parameter:
         if not _filled(self.tensor.grad):
             self.lost += [number for number, _ in self.own]
             self.own.clear()
+            self.seen.pop("clip", None)
 
     def note(self, when: str) -> None:
         """Take a sketch of the gradient."""
@@ -79,14 +82,14 @@ class Recorder:
         self._parameters: dict[int, _Parameter] = {}
         self._named: dict[int, str] = {}  # the parameters of modules that were called
         self._called: dict[int, Any] = {}  # modules
-        self._plateaus: list[Any] = []  # schedules that follow a metric
         self._passes: list[str] = []  # the line of each backward pass
+        self._losses: list[tuple[float, str]] = []  # of each its loss, and what computed that
         self._evaluations = 0  # calls of modules without gradients
         self._fresh, self._weighed, self._probed = True, False, False
         self._inputs: list[list[int]] = []
         self._noise: list[list[int]] = []
         self._drawn = 0  # how many of these the last backward pass could depend on
-        self._scalers: list[Any] = []
+        self._plateaus: list[Any] = []  # schedules that follow a metric
         self._loaders: Counter[Any] = Counter()  # passes over each DataLoader
         self._open: dict[int, dict[str, Any]] = {}  # passes over DataLoaders that are not over
 
@@ -123,18 +126,28 @@ class Recorder:
         if _filled(gradient):
             one.own.append((len(self._passes) - 1, sketch(gradient)))
 
+    def optimizes(self, args: Any, more: Any) -> None:
+        """Note an optimizer. Lightning, which validates only after whole epochs, then has epochs of a few batches."""
+        self._since.setdefault(args[0], 0)
+        frame: Any = sys._getframe()
+        while frame := frame.f_back:
+            trainer = frame.f_locals.get("trainer")
+            if type(getattr(trainer, "val_check_interval", None)) is float:  # else it is a number of batches
+                trainer.limit_train_batches = (self._most_steps + 1) // 2
+
     def before_backward(self, args: Any, more: Any) -> None:
         """Hook new parameters, and note which gradients were cleared."""
         for one in chain(*map(self._trained, self._since)):
             one.look()
         self._fresh, self._drawn = True, len(self._noise)
         self._passes.append(self.line())
+        loss = tree_leaves([args, more])[0]
+        self._losses.append((float(loss.detach().sum()), str(loss.grad_fn)))
 
     def after(self, when: str) -> None:
         """Take sketches of the gradients: after a "backward" pass, or before they are clipped."""
         for one in self._parameters.values():
-            if one.own and one.own[-1][0] == len(self._passes) - 1:
-                one.note(when)
+            one.note(when)
 
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Take sketches of what the optimizer takes."""
@@ -151,7 +164,11 @@ class Recorder:
         lost = {number for one in mine for number in one.lost if number >= since}.difference(passes)
         metrics = [f"{one.best:.4g}" for one in self._plateaus if one.optimizer is optimizer]
         settings = [
-            {name: float(value) if name == "lr" else str(value) for name, value in group.items() if name != "params"}
+            {
+                name: float(value or 0) if name == "lr" else str(value)
+                for name, value in group.items()
+                if name != "params"
+            }
             for group in optimizer.param_groups
         ]
         self.write(
@@ -161,8 +178,8 @@ class Recorder:
             line=self.line(),
             settings=[*settings, {"metric": ", ".join(metrics)}],
             closure=any(map(callable, (*args[1:], kwargs.get("closure")))),
-            scale=max((one.get_scale() for one in self._scalers), default=1.0),
             passes=[self._passes[number] for number in passes],
+            losses=[self._losses[number] for number in passes],
             inputs=self._inputs,
             noise=self._noise[: self._drawn],
             weighed=self._weighed,
@@ -188,7 +205,7 @@ class Recorder:
     def _end(self) -> None:
         """End the script once all ranks are here: others may still need this one in a collective. Wait 20 s at most."""
         for one in list(self._open.values()):
-            self._over(one, whole=False)
+            self._over(one)
         self.write("end")
         Path(self._file.name).with_suffix(".over").touch()
         end_s = time.monotonic() + 20
@@ -245,19 +262,15 @@ class Recorder:
             "indices": [],
             "given": 0,
             "began": (len(self._passes), self._evaluations, self._made),
-            "trains": False,
-            "evaluates": False,
             "probed": loader.worker_init_fn is None,
         }
         with suppress(TypeError):  # there are datasets without a length
             one["samples"] = len(iterator._dataset)
 
-    def indexed(self, iterator: Any, original: Callable[[Any], Any]) -> Any:
-        """Return the indices that a DataLoader loads next, and note them."""
-        index = original(iterator)
-        if one := self._open.get(id(iterator)):
+    def indexed(self, args: Any, more: Any, index: Any) -> None:
+        """Note the indices that a DataLoader loads next."""
+        if one := self._open.get(id(args[0])):
             one["indices"].append(_indices(index))
-        return index
 
     def fetch(self, iterator: Any, fetched: Callable[[], Any]) -> Any:
         """Return the next batch, or end the pass early by StopIteration."""
@@ -266,9 +279,10 @@ class Recorder:
             return fetched()
         passes, evaluations, steps = one["began"]
         one |= {"trains": len(self._passes) > passes, "evaluates": self._evaluations > evaluations}
+        one["looped"] = self._may_end()
         enough = self._made - steps >= (self._most_steps + 1) // 2 if one["trains"] else one["given"] >= 4
-        if enough and self._may_end():
-            self._over(one, whole=True)
+        if enough and one["looped"]:
+            self._over(one)
             raise StopIteration
         name = f"{one['loader']}-{one['number']}-{one['given']}.pt"
         try:
@@ -279,7 +293,7 @@ class Recorder:
                 batch = fetched()
                 self._batches.keep(name, batch, one["indices"][one["given"] : one["given"] + 1])
         except StopIteration:
-            self._over(one, whole=True)
+            self._over(one)
             raise
         one["given"] += 1
         return batch
@@ -290,21 +304,29 @@ class Recorder:
         # loops of frameworks handle it
         return not self.is_own(frame) or dis.opname[frame.f_code.co_code[frame.f_lasti]] == "FOR_ITER"
 
-    def _over(self, one: dict[str, Any], whole: bool) -> None:
-        """Write a pass over a DataLoader that has ended; if ``whole``, with the indices that its sampler has left."""
+    def _over(self, one: dict[str, Any]) -> None:
+        """Write a pass over a DataLoader that has ended, with the batches that it would still have."""
         iterator = one.pop("iterator")
         self._open.pop(id(iterator), None)
+        if self._batches.replayed or not one["given"]:
+            return
         seen, rest = one["indices"][: one["given"]], one["indices"][one["given"] :]
-        if whole:
-            with suppress(Exception):  # a sampler of the script's own may not be asked twice
-                rest += map(_indices, islice(iterator._sampler_iter, _MOST_BATCHES))
+        left: Any = map(_indices, iterator._sampler_iter)
+        if iterator._dataset_kind:  # a stream, which has no indices
+            rest, left = [], ([] for _ in iter(iterator._next_data, None))
+        end_s = time.monotonic() + 0.5
+        with suppress(Exception):  # a sampler of the script's own may not be asked twice
+            rest += takewhile(lambda _: time.monotonic() < end_s, left)
+        one["complete"] = time.monotonic() < end_s
+        if one["complete"] and one["looped"]:
+            one["batches"] = len(seen) + len(rest)
         one["indices"], one["rest"] = [
             [str(index) for index in chain(*part) if index is not None] for part in (seen, rest)
         ]
-        if one["trains"] and not (self._probed or self._batches.replayed):
+        if one["trains"] and not self._probed:
             self._probed = True
             one |= probed(iterator._dataset, [*chain(*seen, *rest)], live=one["probed"])
-        self.write("pass", **one, complete=whole and len(rest) < _MOST_BATCHES)
+        self.write("pass", **one)
 
     # What else ranks do
 
@@ -324,14 +346,13 @@ class Recorder:
         optim.register_optimizer_step_pre_hook(self.before_step)
         optim.register_optimizer_step_post_hook(self.after_step)
         _around(torch.nn.Module, "__call__", self.forward)
-        _around(optim.Optimizer, "add_param_group", lambda args, _: self._since.setdefault(args[0], 0))
+        _around(optim.Optimizer, "add_param_group", self.optimizes)
         _around(torch.autograd, "backward", self.before_backward, lambda *_: self.after("backward"))
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             _around(torch.nn.utils, name, lambda *_: self.after("clip"))
         for name in dir(dist):
             if name.startswith(_COMBINING):
                 _around(dist, name, lambda *_: self.write("call"))
-        _around(torch.optim.lr_scheduler.ReduceLROnPlateau, "__init__", lambda args, _: self._plateaus.append(args[0]))
         for name in dir(torch.nn.functional):
             if name.endswith(("_loss", "cross_entropy", "_with_logits")):
                 _around(torch.nn.functional, name, self.lost)
@@ -346,13 +367,14 @@ class Recorder:
                 )
             ),
         )
-        for name in _NOISE:
-            _around(torch, name, after=lambda *call: self._noise.append(fingerprints(call[-1])))
-        _around(torch.amp.GradScaler, "__init__", lambda args, _: self._scalers.append(args[0]))
+        for owner, name in product((torch, torch.Tensor, sys.modules.get("numpy.random")), _NOISE):
+            _around(owner, name, after=self.drew)
+        _around(torch.optim.lr_scheduler.ReduceLROnPlateau, "__init__", lambda args, _: self._plateaus.append(args[0]))
+        _around(Join, "__init__", lambda *_: self.write("join"))
         base = dataloader._BaseDataLoaderIter
         for name in ("__init__", "_reset"):  # persistent workers keep their iterator for all epochs
             _around(base, name, after=self.iterates)
-        replace(base, "_next_index", lambda original: lambda iterator: self.indexed(iterator, original))
+        _around(base, "_next_index", after=self.indexed)
         replace(base, "__next__", lambda original: lambda iterator: self.fetch(iterator, lambda: original(iterator)))
         _around(torch, "save", lambda args, more: self.opened(str([*args, *more.values()][1])))
         paths = {"open": slice(0, 2), "os.rename": slice(1, 2)}  # in the arguments of audit events
@@ -361,6 +383,11 @@ class Recorder:
     def lost(self, args: Any, more: Any) -> None:
         """Note whether a loss has weights."""
         self._weighed |= more.get("weight") is not None or len(args) > 2
+
+    def drew(self, args: Any, more: Any, noise: Any) -> None:
+        """Note random numbers that are drawn as the script trains."""
+        if self._since:
+            self._noise.append(fingerprints(torch.as_tensor(noise)))
 
 
 def _filled(gradient: Any) -> bool:
