@@ -193,12 +193,12 @@ def comparable(block: Block, text: str) -> str:
 
     Left out are numbers of CPUs and times, all numbers of a table but those of ranks and lines of code, Python's
     options, torch's own log lines, and what the other ranks noticed of a failure, which is a matter of chance.
-    Where a line of speech wraps depends on the length of such things.
+    Where a line of speech wraps depends on the length of such things, where a command does on its interpreter's path.
     """
     if block.mode == "doctor":
         verdict = re.fullmatch(r".*\d+ checks? passed.*", text.rstrip().rpartition("\n")[2])
         return f"{block.commands} {'a verdict' if verdict else 'no verdict'}"
-    text = text.replace("/python -P ", "/python ")  # Python has it since 3.11
+    text = text.replace("/python -P ", "/python ").replace(" \\\n    ", " ")  # Python has -P since 3.11
     text = re.sub(r"^\[?[WI][\d:. ]+.*\n|^\[Gloo\].*\n", "", text, flags=re.MULTILINE)
     text = re.sub(
         r"^\[rank\d+\]: Traceback .*\n\.\.\.\n|^  followed by: rank \d+: gloo .*\n", "", text, flags=re.MULTILINE
