@@ -6,7 +6,10 @@ import os
 import pty
 import subprocess
 import sys
+import threading
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,8 +19,10 @@ from ddplaunch.agent.plugin.outlets import (
     open_outlets,
     path_of,
 )
-from ddplaunch.agent.plugin.torchrun_end import error_text, failures_of, fallback_status
+from ddplaunch.agent.plugin.torchrun_end import Ending, error_text, fallback_status, write_alone
 from ddplaunch.agent.rank_site import sitecustomize
+from ddplaunch.planning.settings import Settings
+from ddplaunch.records.outcome import RunOutcome, read_outcome
 
 
 def test_what_the_shown_rank_gets() -> None:
@@ -84,9 +89,58 @@ def test_a_terminal_of_another_session_ends_no_import() -> None:
     assert (done.returncode, done.stdout) == (0, b"goes on (0.0, 0.0)\n")
 
 
-def test_failures_of_torchrun() -> None:
-    (failure,) = failures_of({3: SimpleNamespace(local_rank=0, pid=5, exitcode=-9, message="said", timestamp=7)})
-    assert failure == {"rank": 3, "local_rank": 0, "pid": 5, "exit_code": -9, "timestamp_s": 7}
+def raised(**attributes: object) -> Exception:
+    error = RuntimeError("gone")
+    vars(error).update(attributes)
+    return error
+
+
+OF_TORCH = {3: SimpleNamespace(local_rank=0, pid=5, exitcode=-9, message="said", timestamp=7)}
+FAILURES = [{"rank": 3, "local_rank": 0, "pid": 5, "exit_code": -9, "timestamp_s": 7}]
+
+
+@pytest.mark.parametrize(
+    ("value", "first", "message"),
+    [
+        (raised(failures=OF_TORCH), None, {"state": "failed", "signal": None, "failures": FAILURES}),
+        (raised(failures=OF_TORCH), 15, {"state": "failed", "signal": 15, "failures": FAILURES}),
+        (raised(failures={}), None, {"state": "error", "error": "RuntimeError: gone"}),
+        (raised(sigval=1), None, {"state": "signal", "signal": 1}),
+        (raised(sigval=1), 15, {"state": "signal", "signal": 15}),
+        (KeyboardInterrupt(), None, {"state": "signal", "signal": 2}),
+        (raised(), 15, {"state": "signal", "signal": 15}),
+    ],
+)
+def test_what_is_reported_of_torchruns_own_exception(
+    value: BaseException, first: int | None, message: dict[str, object]
+) -> None:
+    session: Any = SimpleNamespace()
+    signals: Any = SimpleNamespace(first=first)
+    ending = Ending(session, signals, lambda: None)
+    assert ending._failed(value) == message
+    ending._leaving = threading.get_ident()
+    ending._leave(message)  # the end is being reported: nothing is left to do
+
+
+def test_without_a_guard_torchrun_writes_what_it_knows_alone(tmp_path: Path) -> None:
+    settings = Settings("r", str(tmp_path))
+    failed = {"state": "failed", "failures": told(3, -15)["failures"][::-1]}
+    interrupted = {"state": "signal", "signal": 2}
+    ends: list[tuple[dict[str, Any], int, str | None]] = [
+        (failed, 3, None),
+        (interrupted, 3, "Too many open files"),  # a guard that has reported this status wrote more
+        (interrupted, 130, "Too many open files"),
+    ]
+    written = []
+    for message, status, without in ends:
+        write_alone(settings, message, status, 100.0, without)
+        outcome = read_outcome(tmp_path)
+        assert isinstance(outcome, RunOutcome) and outcome.started_s == 100.0
+        note = outcome.notes[0].partition(": ")[2]
+        written.append((outcome.state, outcome.exit_status, outcome.first_failed_rank, note))
+    lost = ("failed", 3, 0, "the process that records it was lost")
+    assert written == [lost, lost, ("terminated", 130, None, "Too many open files")]
+    write_alone(Settings("r"), failed, 3, 100.0, None)  # there is no record
 
 
 def test_error_of_torchrun_names_where_it_came_from() -> None:
@@ -100,8 +154,8 @@ def test_error_of_torchrun_names_where_it_came_from() -> None:
     assert error_text(TimeoutError()) == "TimeoutError"
 
 
-def told(*codes: int) -> dict[str, object]:
-    failures = [{"exit_code": code, "timestamp_s": position} for position, code in enumerate(codes)]
+def told(*codes: int) -> dict[str, Any]:
+    failures = [{"rank": at, "exit_code": code, "timestamp_s": at} for at, code in enumerate(codes)]
     return {"state": "failed", "failures": failures}
 
 
