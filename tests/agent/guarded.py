@@ -88,6 +88,7 @@ class Guarded:
             pass_fds=[theirs.fileno()],
             stdout=out,
             stderr=err,
+            start_new_session=True,
             env={**self.environment, SETTINGS: json.dumps(given)},
         )
         theirs.close()

@@ -122,8 +122,9 @@ def test_what_is_reported_of_torchruns_own_exception(
     ending._leave(message)  # the end is being reported: nothing is left to do
 
 
-def test_without_a_guard_torchrun_writes_what_it_knows_alone(tmp_path: Path) -> None:
+def test_without_a_guard_torchrun_writes_what_it_knows_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings("r", str(tmp_path))
+    (tmp_path / "empty").mkdir()
     failed = {"state": "failed", "failures": told(3, -15)["failures"][::-1]}
     interrupted = {"state": "signal", "signal": 2}
     ends: list[tuple[dict[str, Any], int, str | None]] = [
@@ -140,7 +141,9 @@ def test_without_a_guard_torchrun_writes_what_it_knows_alone(tmp_path: Path) -> 
         written.append((outcome.state, outcome.exit_status, outcome.first_failed_rank, note))
     lost = ("failed", 3, 0, "the process that records it was lost")
     assert written == [lost, lost, ("terminated", 130, None, "Too many open files")]
-    write_alone(Settings("r"), failed, 3, 100.0, None)  # there is no record
+    monkeypatch.chdir(tmp_path / "empty")
+    write_alone(Settings("r"), failed, 3, 100.0, None)
+    assert not list((tmp_path / "empty").iterdir()), "there is no record"
 
 
 def test_error_of_torchrun_names_where_it_came_from() -> None:

@@ -67,6 +67,7 @@ def test_a_rank_that_nobody_told_of_is_found_by_the_token_of_its_launch() -> Non
         apart = row(child.pid, child.parent, child.pid, child.start_ticks)
         assert unannounced([found[0], apart], token, launcher) == [found[0]], "what a rank starts in another session"
         sweeps = Sweeps(Loop().at)
+        started[0].send_signal(signal.SIGSTOP)  # it has to go on to hear of its end
         sweeps.begin(lambda: of_ranks(own_processes(), owners), lambda _: 1.0)
 
         def swept() -> bool:
