@@ -327,6 +327,8 @@ def test_sessions_are_kept_alive_and_a_silent_one_is_killed(links: Links) -> Non
     assert links.run(alive.ask({"one": 1}, time.monotonic() + 60)) == {}, "the beat came first"
     links.keep_alive([alive], 10.0)
     assert links.run(alive.ask({"two": 2}, time.monotonic() + 60)) == {"one": 1}, "and was the only one for a while"
+    large = {"text": "x" * 1_000_000}  # more than a pipe takes at once
+    assert links.run(links.open("large", ["cat"]).ask(large, time.monotonic() + 60)) == large
     ends: list[str] = []
     over = links.open("over", ["true"])
     assert not begins(links, over)
