@@ -137,7 +137,7 @@ AT = {"port": 29500, "addresses": ["10.0.0.1", "10.1.0.1"]}
 def test_who_keeps_hosts_from_meeting(
     links: Links, first: dict[str, Any], reached: tuple[str, str], code: str, where: tuple[str, ...]
 ) -> None:
-    routes = [[[address, "10.0.0.9", address]] if address else [] for address in reached]
+    routes = [[[address, "10.0.0.9", address]] if address else "nowhere" for address in reached]
     others = (Told(name, reached=found) for name, found in zip("bc", routes, strict=True))
     (finding,) = links.run(meet([cast(Link, peer) for peer in (Told("a", **first), *others)], None, None))  # type: ignore[misc]
     assert (finding.code, finding.where) == (code, where)

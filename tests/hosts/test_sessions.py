@@ -27,7 +27,7 @@ from ddplaunch.hosts.session.collect import ask_all, clock_of, meet
 from ddplaunch.hosts.session.links import Link, Links, allow_many
 from ddplaunch.hosts.session.start_hosts import HostEnd, LaunchOnHosts
 from ddplaunch.hosts.ssh import alike, command, failure, why_lost
-from ddplaunch.machine.facts import Interface, ProbeRequest
+from ddplaunch.machine.facts import Interface, PackageFacts, ProbeRequest
 from ddplaunch.planning.hosts_plan import Meeting
 from ddplaunch.records.hosts_record import Pieces
 from tests.agent.guarded import runs, until
@@ -172,6 +172,7 @@ def test_hosts_answer_with_their_facts_and_meet(links: Links, tmp_path: Path, mo
     assert [report.name for report in gathered.reports] == ["host-a", "host-b"]
     for report in gathered.reports:
         assert report.facts.environment["NCCL_DEBUG"] == "INFO"
+        assert isinstance(report.facts.packages, PackageFacts)
         assert report.facts.environment["PATH"] == f"{Path(sys.executable).parent}:/usr/bin:/bin"
         assert report.script not in (None, "missing") and (report.cwd, report.cwd_problem) == (str(tmp_path), None)
         assert report.sources == (("train.py", report.script), ("lacking.py", "missing"))
