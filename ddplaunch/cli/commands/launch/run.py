@@ -62,9 +62,8 @@ def _run(options: Options, script: list[str] | None, dry_run: bool, join_timeout
     if options.debug is not None and find_spec("debugpy") is None:
         raise usage(
             "debugpy is not installed",
-            why="with it the rank waits for a debugger",
+            why="with it the rank of `--debug` waits for a debugger",
             fix="`python -m pip install debugpy`",
-            where=str(options.debug.source),
         )
     locks = None if dry_run else GpuLocks()
     prepared = prepare(options, target, locks=locks)

@@ -82,10 +82,7 @@ class _About:
 
 
 def _is_screen() -> bool:
-    try:
-        return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-    except ValueError:  # closed
-        return False
+    return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def _watch(watched: Watched, header: _About, interval_s: float, most: int | None, json: bool) -> None:
