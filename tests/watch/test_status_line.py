@@ -130,6 +130,15 @@ def test_in_the_background_a_prompt_stays_as_it_is_until_a_rank_prints(shown: Ca
     assert (run.shown, run.passing, run.looks) == ([], True, 1)
 
 
+def test_once_shown_it_is_renewed_until_torchrun_is_gone(
+    shown: Callable[..., Launch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = shown(b"step 3/9\n", passing=True, err_moved_s=float("inf"))
+    monkeypatch.setattr(status_line, "read_stat", lambda *_: None)
+    run.again()
+    assert (len(run.shown), run.looks) == (1, 2)
+
+
 def test_after_the_end_it_is_erased(shown: Callable[..., Launch], monkeypatch: pytest.MonkeyPatch) -> None:
     run = shown(b"step 3/9\n")
     monkeypatch.setattr(run, "latest", lambda: None)
