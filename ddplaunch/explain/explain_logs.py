@@ -82,8 +82,7 @@ def explain_texts(
         return Explanation(None, warnings=warnings)
     last, error = stops_short(scanned.lines), passed_over(case)
     stops_at = last.text.strip() if last else ""
-    passed = None if error is None else error.line.evidence
-    return Explanation(None, (), stops_at, passed, warnings)
+    return Explanation(None, (), stops_at, error.line.evidence if error else None, warnings)
 
 
 def _of_dumps(paths: Sequence[Path], logs: Sequence[LogSource]) -> Explanation:

@@ -60,12 +60,11 @@ def not_a_number(lines: Sequence[Line]) -> Iterator[Finding]:
     """Yield a warning that names the line from which on no printed loss is finite, if there is one."""
     losses = ((match["loss"], line) for line in reversed(lines) if (match := _LOSS.search(line.text)))
     bad = [line for _, line in takewhile(lambda printed: not math.isfinite(float(printed[0])), losses)]
-    if len(bad) < _REPEATED:
-        return
-    first = bad[-1]
-    words = say("loss-not-a-number", line=first.text.strip()[:_SAID])
-    where = f"{first.file}:{first.number}"
-    yield warning("not-a-number", words.what, why=words.why, fix="\nor: ".join(words.fixes), where=where)
+    if len(bad) >= _REPEATED:
+        first = bad[-1]
+        words = say("loss-not-a-number", line=first.text.strip()[:_SAID])
+        fix = "\nor: ".join(words.fixes)
+        yield warning("not-a-number", words.what, why=words.why, fix=fix, where=f"{first.file}:{first.number}")
 
 
 def says_something(text: str) -> bool:
