@@ -38,7 +38,8 @@ ARGUMENTS: tuple[list[str], ...] = (["train.py", "2", "2"], ["2", "2", "2"], [],
 REAL = """bash sh cat echo date dirname basename seq awk grep sed tr wc expr head tail cut hostname nproc tee env true
 false test printf nohup readlink realpath sort uniq pwd"""
 NOTHING = "mkdir rm sleep wget cp mv tar pip git ls sudo module scontrol chmod find touch unzip kill"
-FUNCTIONS = "cd() { :; }\npushd() { :; }\nsource() { :; }\nconda() { :; }\nmodule() { :; }\n"
+#: What each shell reads first; numbers of a script that chooses some are alike both ways.
+FUNCTIONS = "RANDOM=1\ncd() { :; }\npushd() { :; }\nsource() { :; }\nconda() { :; }\nmodule() { :; }\n"
 STAND_IN = """#!{python} -S
 import fcntl, json, os, sys
 if "RANK" not in os.environ:
