@@ -21,8 +21,10 @@ Place = tuple[ast.Call, ReachablePart]
 def mistakes_of(parts: Sequence[ReachablePart], flow: Flow) -> tuple[Mistake, ...]:
     """Return the mistakes of a program, each place once."""
     calls = ((call, part) for part in parts for call in part.calls_of("init_process_group"))
-    groups = [(call, part) for call, part in calls if dotted(call.func, part.aliases) in _INIT]
-    return tuple(_written_down([each for each in groups if flow.known.runs(*each)], parts, flow))
+    groups = [
+        (call, part) for call, part in calls if dotted(call.func, part.aliases) in _INIT and flow.known.runs(call, part)
+    ]
+    return tuple(_written_down(groups, parts, flow))
 
 
 def _is_tried(node: ast.AST, part: ReachablePart) -> bool:

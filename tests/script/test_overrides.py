@@ -340,15 +340,24 @@ def test_a_json_file_alone_is_all_that_hugging_faces_parser_reads(tmp_path: Path
     assert launched(tmp_path).args[:2] == ("--per_device_train_batch_size", "8")
 
 
-@pytest.mark.parametrize("parser", ["argparse", "yamlargparse"])
-def test_options_that_a_file_gives_defaults_have_none_that_is_known(tmp_path: Path, parser: str) -> None:
+@pytest.mark.parametrize(
+    ("parser", "defaults", "size"),
+    [
+        ("argparse", "p.set_defaults(seed=1, **yaml.safe_load(open(known.c)))", None),
+        ("argparse", "p.set_defaults(seed=1)", 64),
+        ("yamlargparse", "", None),
+    ],
+)
+def test_options_that_a_file_gives_defaults_have_none_that_is_known(
+    tmp_path: Path, parser: str, defaults: str, size: int | None
+) -> None:
     script = f"""
         import {parser}, yaml
         p = {parser}.ArgumentParser()
         p.add_argument("-c")
         p.add_argument("--batch-size", type=int, default=64)
         known, rest = p.parse_known_args()
-        {"p.set_defaults(**yaml.safe_load(open(known.c)))" if parser == "argparse" else ""}
+        {defaults}
         args = p.parse_args(rest)
     """
     write(tmp_path, {"train.py": script, "a.yaml": "seed: 1\nbatch_size: 16\n"})
@@ -356,10 +365,10 @@ def test_options_that_a_file_gives_defaults_have_none_that_is_known(tmp_path: Pa
     sizes = []
     for args in ((), ("-c", "a.yaml")):
         words = ("--batch-size", "8")  # jsonargparse's file would overwrite what stands before it
-        assert launched(tmp_path, *args).args == ((*args, *words) if args else words)
+        assert launched(tmp_path, *args).args == ((*words, *args) if size else (*args, *words))
         options = complete_from_script(Options(), Target("script", "train.py", args), topology, read(tmp_path, *args))
         sizes.append(options.batch_size and options.batch_size.value)
-    assert sizes == [64, None]
+    assert sizes == [64, size]
 
 
 @pytest.mark.parametrize("text", ["a: [1\n", "\x00", "- 1\n- 2\n", "", "other: ${lr}\n", "other: *x\n"])

@@ -36,7 +36,7 @@ _OWN_SECTION = re.compile(
 )
 # A program without any of these words in its files has no configuration.
 _WORTH_READING = re.compile(
-    r"hydra|omegaconf|merge_from_list|cfg_from_list|DictAction|exec\(|parse_(?:json|yaml)_file|set_defaults|TrlParser|auto_cli|(?:config|json|yaml)argparse"
+    r"hydra|omegaconf|merge_from_list|cfg_from_list|DictAction|exec\(|parse_(?:json|yaml)_file|set_defaults\([^)]*\*\*|TrlParser|auto_cli|(?:config|json|yaml)argparse"
 )
 
 

@@ -73,8 +73,8 @@ def _click_option(part: ReachablePart, call: ast.Call) -> DeclaredOption | None:
     if not flags:
         return None
     paired = any("/" in text for text in texts)
-    switch = paired or is_true(keyword(call, "is_flag")) or is_true(keyword(call, "count"))
-    switch = switch or keyword(call, "flag_value") is not None
+    counts = is_true(keyword(call, "is_flag")) or is_true(keyword(call, "count"))
+    switch = paired or counts or keyword(call, "flag_value") is not None
     made = keyword(call, "type")
     kind = last(made.func if isinstance(made, ast.Call) else made)  # click.IntRange(min=1)
     default = keyword(call, "default")
