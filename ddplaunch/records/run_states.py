@@ -230,9 +230,7 @@ def _from_processes(run: RunProcesses) -> dict[str, Any]:
 
 def _script_of(command: Sequence[str]) -> str | None:
     """Return the script in a rank's command line: the first word after the interpreter and its options."""
-    for position, word in enumerate(command[1:], 1):
-        if word == "-m" and position + 1 < len(command):
-            return command[position + 1]
+    for word in command[1:]:
         if not word.startswith("-"):
             return word
     return command[0] if command else None

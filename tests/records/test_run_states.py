@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.machine.processes.process_table import Process
-from ddplaunch.machine.processes.run_processes import RunProcesses
-from ddplaunch.records import json_files
+from ddplaunch.machine.processes.process_table import Process, process_table
+from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
+from ddplaunch.records import json_files, run_states
 from ddplaunch.records.find import RunRecord, read_record, read_run
 from ddplaunch.records.launchers import NodeProcesses, Place, holding, launched_by_me
 from ddplaunch.records.outcome import RunOutcome, write_outcome
@@ -61,6 +61,7 @@ def test_what_a_record_says_of_its_run(tmp_path: Path) -> None:
     def of(**run: object) -> RunRecord:
         return RunRecord("r", tmp_path, 0.0, run, {})
 
+    assert of(host={"host": {"name": "gpu-a"}}).host == "gpu-a"
     targets = (("train.py", ["m:fit"]), (RANK_CALL, ["m", "fit"]), (RANK_CALL, ["m"]), (RANK_CALL, None))
     scripts = [of(plan={"target": {"name": name, "args": args}}).script for name, args in targets]
     assert scripts == ["train.py", "fit()", RANK_CALL, RANK_CALL]
@@ -91,6 +92,21 @@ def test_each_node_has_its_own_record_where_it_wrote_one(tmp_path: Path) -> None
     (directory / "node-1" / "run.json").write_text('{"schema": 1, "launch": "second"}')
     assert read_record(directory).outcomes.keys() == {1}
     assert [read_run(directory, node).get("launch") for node in (0, 1, 2)] == ["first", "second", "first"]
+
+
+def test_runs_of_this_directory_come_first_and_only_an_own_run_misses_its_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, elsewhere = record(tmp_path, "here"), record(tmp_path / "other", "elsewhere")
+    places = {"theirs": None, "mine": None, "elsewhere": elsewhere, "here": here}
+    alive = [RunProcesses(name, 7 if name == "theirs" else os.geteuid(), (), (RANK,)) for name in places]
+    monkeypatch.setattr(run_states, "runs_in", lambda _: alive)
+    monkeypatch.setattr(run_states, "recorded_at", lambda run: places[run.run_id])
+    listed, _ = run_states.summaries(tmp_path, {}, host_name(), None)
+    assert [(run.run_id, run.problem) for run in listed] == [
+        ("here", None), ("theirs", None), ("mine", "its record is missing"), ("elsewhere", None),
+    ]  # fmt: skip
+    assert summary(here, None, host_name()).hosts == (host_name(),)
 
 
 def test_a_directory_that_goes_away(tmp_path: Path) -> None:
@@ -140,6 +156,7 @@ def test_a_live_run_is_found_from_any_directory(
     settings = {SETTINGS: json.dumps({"directory": str(place)})} if marked else {}
     run = start_run("live", **settings)
     if not marked:  # a launch without the plug-in: its working directory tells
+        assert [run_states.recorded_at(one) for one in runs_in(process_table()) if one.run_id == run.run_id] == [None]
         place = place.rename(place.parent / run.run_id)
     (listed,) = [each for each in json.loads(call("ps", "--json").out)["runs"] if each["run_id"] == run.run_id]
     assert listed["state"] == "running" and listed["launcher_pids"] == [run.launcher.pid]
