@@ -55,10 +55,16 @@ def test_prefixes(raw: str, text: str | None, speaker: Speaker | None) -> None:
         assert (line.text, line.speaker) == (text, speaker)
 
 
-def test_pdsh_hosts_are_learned_from_what_follows_them() -> None:
-    lines = lines_of("gpu-a: Traceback (most recent call last):\ngpu-a: plain words\nValueError: not a host")
-    assert [line.speaker.host for line in lines] == ["gpu-a", "gpu-a", None]
+@pytest.mark.parametrize(
+    ("front", "host"),
+    [("gpu-a: ", "gpu-a"), ("[alpha] ", "alpha"), ("[n2.site.org] ", "n2.site.org"), ("[10.0.0.2] ", "10.0.0.2")],
+)
+def test_hosts_are_learned_from_what_follows_them(front: str, host: str) -> None:
+    lines = lines_of(f"{front}Traceback (most recent call last):\n{front}plain words\nValueError: not a host")
+    assert [line.speaker.host for line in lines] == [host, host, None]
     assert lines[1].text == "plain words"
+    level = lines_of("[INFO] Traceback (most recent call last):\n[2024.01.05] Traceback (most recent call last):\n")
+    assert {line.speaker.host for line in level} == {None}
 
 
 def test_a_log_that_is_indented_as_a_whole() -> None:

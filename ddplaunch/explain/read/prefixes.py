@@ -50,7 +50,7 @@ class Prefixes:
         columns, numbered_all = Counter(match[1] for match in matches), all(match[2] for match in matches)
         if len(matches) >= _MOSTLY_ALL * len(filled) and (numbered_all or 1 < len(columns) <= _MOST_COLUMNS):
             hosts.update(columns)
-        self._host = re.compile(rf"^({_any_of(hosts)})(?:: ?|\s*\|(?: |$))") if hosts else None
+        self._host = re.compile(rf"^\[?({_any_of(hosts)})(?:: ?|\] ?|\s*\|(?: |$))") if hosts else None
         bare = [_STAMP.sub("", self._without_host(line, NOBODY)[0], count=1) for line in timeless]
         numbered = sum(bool(_TASK.match(line)) for line in bare)
         self._indent = _common_indent(filled)  # of a log that was pasted as a block
