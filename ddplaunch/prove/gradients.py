@@ -28,8 +28,6 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import count, listed
 from ddplaunch.watch.sharing import UNEQUAL_AFTER_STEP
 
-_REPLICA_TOLERANCE = 1e-6  # relative: all ranks compute their values from the same gradients
-
 #: One step as each rank recorded it, in the order of ranks.
 Step = Sequence[Event]
 
@@ -168,6 +166,7 @@ def _of_replicas(subject: str, steps: Sequence[Step]) -> Claim:
     """Return the claim that all ranks have the same parameters before each step."""
     for made, step in enumerate(steps, 1):
         values = ((ones[0]["name"], [one["value"] for one in ones]) for ones in _by_parameter(step))
-        if apart := [name for name, sketches in values if not equal(sketches, _REPLICA_TOLERANCE)]:
+        # all ranks compute their values from the same gradients
+        if apart := [name for name, sketches in values if not equal(sketches, 1e-6)]:
             return wrong(subject, "replicas-differ", step[0]["line"], step=made, names=listed(apart))
     return right(subject, f"all ranks have the same parameters before each of {count(len(steps), 'step')}")

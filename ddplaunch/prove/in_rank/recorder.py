@@ -133,7 +133,7 @@ class Recorder:
         while frame := frame.f_back:
             trainer = frame.f_locals.get("trainer")
             if type(getattr(trainer, "val_check_interval", None)) is float:  # else it is a number of batches
-                trainer.limit_train_batches = (self._most_steps + 1) // 2
+                trainer.limit_train_batches = (self._most_steps + 1) // 2 * trainer.accumulate_grad_batches
 
     def before_backward(self, args: Any, more: Any) -> None:
         """Hook new parameters, and note which gradients were cleared."""
