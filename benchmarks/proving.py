@@ -5,7 +5,9 @@ process, which has imported torch, and recorded and judged by `prove`'s own code
 the command would start torchrun three times. Prints a line for each answer that is not the wanted one, and a table;
 writes benchmarks/results/proving.json and proving.md. Accelerate, transformers and Lightning have to be installed for
 their cases. ``--others`` takes the scripts of ``proving_others.tar.xz`` instead, which somebody wrote who had not seen
-`prove`; its ``truth.tsv`` says in words what is wrong in each, so that any finding counts as found. Nothing is written.
+`prove`; its ``truth.tsv`` says in words what is wrong in each, so that any finding counts as found. ``--new`` takes
+those of ``proving_new.tar.xz``, whose author had read only the documentation, ran them once, and then changed `prove`.
+Nothing is written for these.
 ``--times`` measures instead what the command costs beside a plain run of the same steps: results/proving_times.md.
 """
 
@@ -137,9 +139,9 @@ def judged(case: Case, folder: Path) -> tuple[str, list[Claim], str]:
     return "false error" if errors else "false note" if findings else "silent", claims, log
 
 
-def others() -> list[Case]:
-    """Return the cases of ``proving_others.tar.xz``, planted mistakes first."""
-    with tarfile.open(Path(__file__).with_name("proving_others.tar.xz")) as archive:
+def archived(name: str) -> list[Case]:
+    """Return the cases of an archive in this folder, planted mistakes first."""
+    with tarfile.open(Path(__file__).with_name(name)) as archive:
         texts = {name: file.read().decode() for name in archive.getnames() if (file := archive.extractfile(name))}
     rows = [line.split("\t") for line in texts["truth.tsv"].splitlines()[1:]]
     return [
@@ -218,12 +220,14 @@ def main() -> int:
     arguments.add_argument("--show", action="store_true", help="show every claim")
     arguments.add_argument("--recorded", type=Path, help="keep recordings there; judge those that are there again")
     arguments.add_argument("--others", action="store_true", help="the scripts of somebody who had not seen it")
+    arguments.add_argument("--new", action="store_true", help="16 scripts of somebody who had read its documentation")
     arguments.add_argument("--times", action="store_true", help="what the command costs, beside a plain run")
     asked = arguments.parse_args()
     if asked.times:
         publish("proving_times", *times(), write=not asked.no_write)
         return 0
-    every = others() if asked.others else CASES
+    archive = "proving_others.tar.xz" if asked.others else "proving_new.tar.xz" if asked.new else ""
+    every = archived(archive) if archive else CASES
     cases = [case for case in every if not asked.names or any(name in case.name for name in asked.names)]
     frameworks = (name for name in _FRAMEWORKS if any(name in case.text for case in cases))
     for module in ("torch.distributed", "torch.utils.data", "torch._dynamo", "torch.optim", "numpy", *frameworks):
@@ -242,9 +246,7 @@ def main() -> int:
             print(*(f"    {claim.verdict} {claim.subject}: {claim.text}" for claim in claims), sep="\n")
             if not claims or asked.show:
                 print(log)
-    publish(
-        "proving", table(answers), Counter(answers.values()), write=not (asked.no_write or asked.names or asked.others)
-    )
+    publish("proving", table(answers), Counter(answers.values()), write=not (asked.no_write or asked.names or archive))
     return int(asked.check and bool({*answers.values()} - {"found", "silent"}))
 
 
