@@ -16,7 +16,7 @@ from ddplaunch.agent.guard.sweep import Owner, Sweeps, grace_of_left, of_ranks, 
 from ddplaunch.agent.protocol import RankFailure
 from ddplaunch.machine.processes.process_table import ProcessStat, own_processes, read_stat
 from ddplaunch.machine.processes.stop_processes import asked_first, send_signal, status_of_reaped
-from tests.agent.guarded import until
+from tests.agent.guarded import PATIENCE_S, until
 
 STAT = b"%d (%s) %s %d %d %d" + b" 0" * 15 + b" %d" + b" 0" * 29 + b" %d\n"
 
@@ -67,7 +67,6 @@ def test_a_rank_that_nobody_told_of_is_found_by_the_token_of_its_launch() -> Non
         apart = row(child.pid, child.parent, child.pid, child.start_ticks)
         assert unannounced([found[0], apart], token, launcher) == [found[0]], "what a rank starts in another session"
         sweeps = Sweeps(Loop().at)
-        started[0].send_signal(signal.SIGSTOP)  # it has to go on to hear of its end
         sweeps.begin(lambda: of_ranks(own_processes(), owners), lambda _: 1.0)
 
         def swept() -> bool:
@@ -84,6 +83,19 @@ def test_a_rank_that_nobody_told_of_is_found_by_the_token_of_its_launch() -> Non
                     send_signal(child, signal.SIGKILL)
             one.kill()
             one.wait()
+
+
+def test_a_stopped_process_that_catches_sigterm_goes_on_to_save() -> None:
+    program = "import os, signal\nsignal.signal(15, lambda *_: os._exit(3))\nprint(flush=True)\nsignal.pause()"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        assert process.stdout and process.stdout.readline() == b"\n"
+        process.send_signal(signal.SIGSTOP)
+        sweeps = Sweeps(Loop().at)
+        sweeps.begin(lambda: [one for one in own_processes() if one.pid == process.pid], lambda _: 600.0)
+        try:
+            assert process.wait(PATIENCE_S) == 3 and sweeps.ended == {process.pid}
+        finally:
+            process.kill()
 
 
 def test_only_what_runs_below_python_is_not_asked_at_first() -> None:
