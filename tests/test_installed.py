@@ -56,7 +56,6 @@ def wheel(unpacked: Path) -> Path:
 
 
 def test_the_sdist_has_what_its_tests_need(unpacked: Path) -> None:
-    """These read golden files, scripts, benchmarks and files of the root."""
     tests = ("tests/ui/test_plan_view.py", "tests/test_two_commands.py", "tests/test_dependencies.py")
     command = (sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-k", "not imported_and_no_other", *tests)
     done(*command, cwd=unpacked, PYTHONPATH=str(unpacked))

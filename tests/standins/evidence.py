@@ -4,7 +4,7 @@ Its ranks stay in step as with DistributedDataParallel, but by hand: to make one
 compiler, which takes as long as torch itself.
 
 Into STANDIN_OUT goes `rank-N.json` per rank (environment, arguments, sample numbers per epoch) and, from whoever
-saves, `saved-by-N.json`. It needs an initialised process group, or none for a single process.
+saves, `saved-by-N.json`. It needs an initialised process group.
 """
 
 import json
@@ -22,14 +22,13 @@ NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "
 
 def train(arguments, batch_size, epochs, lr=0.01, save_path=None):
     """Train a linear model on SAMPLES numbers; record this rank's share; save on rank 0."""
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    rank, world_size = dist.get_rank(), dist.get_world_size()
     numbers = torch.arange(SAMPLES)
     dataset = TensorDataset(numbers, numbers.float().unsqueeze(1) / SAMPLES)
     sampler = DistributedSampler(dataset, world_size, rank, shuffle=True)
     loader = DataLoader(dataset, batch_size=batch_size, sampler=sampler)
     model = torch.nn.Linear(1, 1)
-    for parameter in model.parameters() if dist.is_initialized() else ():
+    for parameter in model.parameters():
         dist.broadcast(parameter.data, src=0)
     seen, batch_sizes = [], []
     for epoch in range(epochs):
@@ -42,18 +41,15 @@ def train(arguments, batch_size, epochs, lr=0.01, save_path=None):
     record(rank, arguments, seen, batch_sizes, model)
     if rank == 0:
         save(rank, model, save_path)
-    if dist.is_initialized():
-        dist.barrier()
+    dist.barrier()
 
 
 def step(model, loss, lr):
     """Take one step of gradient descent by the mean of all ranks' gradients."""
     parameters = list(model.parameters())
     for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters)):
-        if dist.is_initialized():
-            dist.all_reduce(gradient)
-            gradient /= dist.get_world_size()
-        parameter.data -= lr * gradient
+        dist.all_reduce(gradient)
+        parameter.data -= lr * gradient / dist.get_world_size()
 
 
 def record(rank, arguments, seen, batch_sizes, model):
@@ -64,7 +60,7 @@ def record(rank, arguments, seen, batch_sizes, model):
         "seen": seen,
         "largest_batch": max(batch_sizes, default=0),
         "weights": [parameter.tolist() for parameter in model.parameters()],
-        "backend": dist.get_backend() if dist.is_initialized() else None,
+        "backend": dist.get_backend(),
     }
     out = Path(os.environ["STANDIN_OUT"])
     (out / f"rank-{rank}.json").write_text(json.dumps(evidence))
