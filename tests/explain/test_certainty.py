@@ -60,4 +60,5 @@ def test_where_the_work_went_on_the_last_error_that_it_passed_over_is_shown() ->
     assert found.diagnosis is None and found.passed_over is not None and found.passed_over.line == 4
     shown = " ".join(explanation_text(found, "train.log", Terminal(80)).split())
     assert f"nothing failed in train.log it went on after: train.log:4: {FULL}" in shown
-    assert explained(steps + "training finished\n").passed_over is None
+    quoted = f'  y=disk "{NO_ROOM}"\n'
+    assert explained(steps + quoted + steps + "training finished\n").passed_over is None

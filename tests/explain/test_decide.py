@@ -235,6 +235,11 @@ def test_an_uncaught_exception_that_is_not_in_the_log_is_no_good_end() -> None:
         assert found.code == "unknown" and found.what.startswith("an exception ended a rank"), text
         assert "Traceback" in found.evidence[0].text or "excepthook" in found.evidence[0].text
     assert explained(cut_off + ALL_STEPS).diagnosis is None, "the work went on"
+    went_on = raised(None, "KeyError: 'x'") + "epoch 3 step 40\nepoch 3 step 50\n"
+    assert explained(went_on).diagnosis is None and diagnosed(went_on.replace("50", "40")).code == "script-exception"
+    tested = failed(1, 1, 11) + summary((1, 1, 11)) + "=== 12 passed in 3.10s ===\n"
+    assert explained(tested).diagnosis is None, "a test suite makes programs fail"
+    assert diagnosed(f"step 1 loss 0.5\n{failed(1, 1, 11)}step 2 loss 0.4\n").code == "unknown", "of another rank"
     ignored = "Exception ignored in: <function Pool.__del__ at 0x7f2>\n" + cut_off
     assert explained(ALL_STEPS + "training finished\n" + ignored).diagnosis is None
 
