@@ -2,46 +2,52 @@
 
 from __future__ import annotations
 
-import random
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
+from ddplaunch.hosts.session.answers import Listening
 from ddplaunch.hosts.session.collect import meet, replies, routes_in
 from ddplaunch.hosts.session.links import Link
 from ddplaunch.planning.hosts_plan import Meeting, names_text
+from ddplaunch.values import codec
 from ddplaunch.values.finding import Finding, error
 
-_PORTS = range(33000, 60000)  # inside Linux's ephemeral ports, as the kernel chooses them for ranks
 _PATIENCE_S = 10.0
-_REACH_S = 2.0  # for each address that does not answer
 
 
 async def connected(links: Sequence[Link], port: int | None, address: str | None) -> Meeting | tuple[Finding, ...]:
     """Return where the hosts meet, as ``meet`` does, or a finding about those that take no connection from the first.
 
-    A second port is tried on those: something else may have the first one.
+    Each listens at a port that its kernel chooses, as it chooses the ports of ranks.
     """
     meeting = await meet(links, port, address)
     if not isinstance(meeting, Meeting):
         return meeting
     first, *others = links
-    closed = dict(zip(others, meeting.local[1:], strict=True))
-    for number in random.sample(_PORTS, 2):
-        place = {"port": number, "nonce": secrets.token_hex(8)}
-        await replies(list(closed), {"what": "listen", **place}, _PATIENCE_S)
-        question = {"what": "reach", "addresses": list(closed.values()), **place}
-        answers = await replies([first], question, _PATIENCE_S + _REACH_S * len(closed))
-        reached = routes_in(answers.get(first, {}))
-        closed = {link: own_address for link, own_address in closed.items() if own_address not in reached}
-        if not closed:
-            return meeting
-    names = [link.name for link in closed]
+    nonce = secrets.token_hex(8)
+    answers = await replies(others, {"what": "listen", "port": 0, "nonce": nonce}, _PATIENCE_S)
+    closed = []
+    for link, own_address in zip(others, meeting.local[1:], strict=True):
+        question = {"what": "reach", "addresses": [own_address], "port": _port(answers.get(link, {})), "nonce": nonce}
+        answer = (await replies([first], question, _PATIENCE_S)).get(first, {})
+        if own_address not in routes_in(answer):
+            closed.append(link.name)
+    if not closed:
+        return meeting
     return (
         error(
             "hosts-not-connected",
-            f"{names_text(names)} cannot be reached from {first.name} at the ports that ranks get from the kernel",
+            f"{names_text(closed)} cannot be reached from {first.name} at the ports that ranks get from the kernel",
             why="ranks connect to each other on every host, not only to rank 0's; a firewall there keeps them out",
             fix="let TCP through between the hosts, on all ports; `--no-checks` launches without trying",
-            where=tuple(names),
+            where=tuple(closed),
         ),
     )
+
+
+def _port(reply: Mapping[str, Any]) -> int:
+    with suppress(ValueError, RecursionError):
+        return codec.from_plain(reply.get("listening"), Listening).port
+    return 0

@@ -116,8 +116,10 @@ class Told(Peer):
     def __init__(self, name: str, **reply: Any) -> None:
         super().__init__(name, random.Random(0))
         self._reply = reply
+        self.ports: list[int | None] = []
 
-    async def ask(self, *_: object) -> dict[str, Any]:
+    async def ask(self, *asked: Any) -> dict[str, Any]:
+        self.ports.append(asked[0]["port"])
         return self._reply
 
 
@@ -156,11 +158,13 @@ def test_a_name_becomes_the_one_address_that_it_means_to_all(links: Links, peers
 
 
 def test_the_host_that_takes_no_connection_is_named(links: Links) -> None:
-    """`b` and `c` reach the first host, which reaches `b` alone."""
+    """`b` and `c` reach the first host, which reaches `b` alone, each at the port that its kernel chose."""
     peers = [Told("a", listening=AT, reached=[["10.0.0.2", "10.0.0.1", "10.0.0.2"]])]
-    peers += [Told(name, reached=[["10.0.0.1", f"10.0.0.{own}", "10.0.0.1"]]) for name, own in (("b", 2), ("c", 3))]
+    for name, own, listening in (("b", 2, {"port": 41002}), ("c", 3, {"port": "none"})):
+        peers.append(Told(name, listening=listening, reached=[["10.0.0.1", f"10.0.0.{own}", "10.0.0.1"]]))
     (finding,) = links.run(connected([cast(Link, peer) for peer in peers], None, None))  # type: ignore[misc]
     assert (finding.code, finding.where) == ("hosts-not-connected", ("c",))
+    assert [peer.ports for peer in peers] == [[None, 41002, 0], [29500, 0], [29500, 0]]
 
 
 def test_a_question_to_such_a_host_is_answered_by_a_finding() -> None:

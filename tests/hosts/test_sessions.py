@@ -32,7 +32,6 @@ from ddplaunch.planning.hosts_plan import Meeting
 from ddplaunch.records.hosts_record import Pieces
 from tests.agent.guarded import runs, until
 from tests.hosts.launching import SERVICE, stand_in
-from tests.ports import free_port
 
 
 def printing(links: Links, data: bytes) -> Link:
@@ -186,15 +185,6 @@ def test_hosts_answer_with_their_facts_and_meet(links: Links, tmp_path: Path, mo
     assert (elsewhere.cwd_problem, elsewhere.sources) == ("No such file or directory", ())
     (apart,) = links.run(meet(gathered.links, None, "127.255.0.9 "))  # type: ignore[misc]
     assert (apart.code, apart.where) == ("hosts-not-connected", ("host-b",))
-    with socket.socket() as one, socket.socket() as other:
-        for taken_port in (one, other):
-            taken_port.bind(("", 0))  # and takes no connection
-        ports = one.getsockname()[1], other.getsockname()[1]
-        monkeypatch.setattr("ddplaunch.comm.inbound._PORTS", ports)
-        (deaf,) = links.run(connected(gathered.links, None, "127.0.0.1"))  # type: ignore[misc]
-        monkeypatch.setattr("ddplaunch.comm.inbound._PORTS", (ports[0], free_port()))
-        assert isinstance(links.run(connected(gathered.links, None, "127.0.0.1")), Meeting), "one port is enough"
-    assert (deaf.code, deaf.where) == ("hosts-not-connected", ("host-b",))
 
 
 def test_a_port_at_which_another_program_answers_is_not_reached() -> None:

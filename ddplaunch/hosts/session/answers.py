@@ -173,7 +173,9 @@ def machine() -> str:
 
 def _listening(port: int | None) -> socket.socket:
     problem = OSError("no port is free")
-    for candidate in [port] if port else [*random.sample(_PORTS, 20), 0]:  # so that simultaneous launches differ
+    for candidate in (
+        [port] if port is not None else [*random.sample(_PORTS, 20), 0]
+    ):  # so that simultaneous launches differ
         try:
             return network.bound(candidate, backlog=1024)
         except OSError as error:
