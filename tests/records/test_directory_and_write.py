@@ -16,6 +16,7 @@ from ddplaunch.records.directory import new_run_id, note_stop, path_text, read_s
 from ddplaunch.records.user_key import user_key
 from ddplaunch.records.write import git_commit, write_record
 from ddplaunch.values.finding import warning
+from ddplaunch.values.resolved import Unavailable
 from tests.planning.sample_launch import SHM, facts, launch, two_nodes
 
 TYPED = ("ddplaunch", "run", "4", "--env", "WANDB_API_KEY=hunter2hunter2", "--", "train.py", "--hf-token", "hunter2")
@@ -68,6 +69,9 @@ def test_a_record_says_what_was_typed_decided_and_found(tmp_path: Path) -> None:
     assert data["findings"][0]["severity"] == "error"
     assert data["versions"]["torch"] == "2.13.0+cu128" and sys.version.startswith(data["versions"]["python"])
     assert data["host"]["nvml"]["gpus"][3]["name"] == "NVIDIA H100 80GB HBM3"
+    assert "torchrun_flags" not in data["host"]["torch"]  # they follow from the version
+    torchless = replace(facts(), torch=Unavailable("not installed"))
+    assert isinstance(write_record(launch(), TYPED, ENVIRONMENT, torchless, (), tmp_path / "torchless"), Path)
 
 
 def test_a_record_is_for_its_owner_and_holds_no_secret_and_nothing_made_from_one(tmp_path: Path) -> None:
