@@ -42,6 +42,7 @@ def test_option_before_variable_before_working_directory(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../../x", "latest", "a\0b", "é" * 101])
 def test_a_run_id_names_one_directory(tmp_path: Path, name: str) -> None:
+    assert run_directory(tmp_path, "é" * 100) == tmp_path / "runs" / ("é" * 100)
     with pytest.raises(ValueError, match=r"cannot be the name of a directory|has more than 200 bytes"):
         run_directory(tmp_path, name)
     assert isinstance(record(tmp_path / "b", launch(run_id=name)), str)
