@@ -87,7 +87,7 @@ def golden(request: pytest.FixtureRequest) -> Golden:
 #: Waits until the process of the tests is gone, however it went, and then kills what has inherited a variable of it.
 _SWEEPER = """
 import os, select, sys
-select.select([os.pidfd_open(os.getppid())], [], [])
+select.select([int(sys.argv[2])], [], [])
 killed = True
 while killed:
     killed = False
@@ -105,9 +105,10 @@ while killed:
 def _own_state(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The key of the user who runs the tests is not made or touched by them, and no process of theirs outlives them."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
-    words = [sys.executable, "-IS", "-c", _SWEEPER, f"XDG_STATE_HOME={os.environ['XDG_STATE_HOME']}"]
+    own = os.pidfd_open(os.getpid())  # not opened by the sweeper: this process may be gone before it gets that far
+    words = [sys.executable, "-IS", "-c", _SWEEPER, f"XDG_STATE_HOME={os.environ['XDG_STATE_HOME']}", str(own)]
     none = subprocess.DEVNULL
-    subprocess.Popen(words, stdin=none, stdout=none, stderr=none, env={}, start_new_session=True)
+    subprocess.Popen(words, stdin=none, stdout=none, stderr=none, env={}, start_new_session=True, pass_fds=(own,))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
