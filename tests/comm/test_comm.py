@@ -119,12 +119,6 @@ def test_ranks_on_cpus_measure_what_else_runs_there() -> None:
         assert named(outcome_of(3, lambda hosts: SLOW if hosts == {"b"} else FINE, backend)) == expected
 
 
-def test_a_run_that_does_not_end_well_says_why_in_the_words_of_its_own() -> None:
-    (finding,) = findings(Comm(failure=REFUSED))
-    assert finding.code == "comm-untested" and finding.what.endswith("end: b cannot be reached")
-    assert (finding.why, finding.fix, finding.where) == (REFUSED.why, REFUSED.fix, REFUSED.where)
-
-
 def test_numbers_are_said_in_units() -> None:
     rates = [rate_text(rate) for rate in (1.175e9, 1.25e6, 2e4, 3.0)]
     assert rates == ["9.4 Gbit/s", "10 Mbit/s", "160 kbit/s", "24 bit/s"]

@@ -41,10 +41,10 @@ os._exit(0)
 SCRIPT = "import os, socket; print('launched rank', os.environ['RANK'], 'on', socket.gethostname(), flush=True)\n"
 
 
-def words(nnodes: str, node_rank: int, address: str, *more: str, command: str = "run") -> list[str]:
+def words(nnodes: str, node_rank: int, address: str, *more: str) -> list[str]:
     """The command on one node, which has one rank."""
     place = ["--nnodes", nnodes, "--node-rank", str(node_rank), "--master-addr", address]
-    return ddplaunch(command, "1", *ANYWHERE, *place, *more, "--", "train.py")
+    return ddplaunch("run", "1", *ANYWHERE, *place, *more, "--", "train.py")
 
 
 def test_two_nodes_train_together_and_a_restart_brings_the_job_back(tmp_path: Path) -> None:
@@ -86,30 +86,14 @@ def test_nodes_that_differ_are_refused_and_node_zero_may_come_last_over_ipv6(tmp
         for text in together(4, (0, 1)):
             assert "error[hosts-differ-script]: `train.py` differs: " in text and "on alpha1" in text
             assert text.endswith("nothing was launched\n")
+        done = pair[1].run(words("2", 1, "198.51.100.7"), scripts[1].parent, clean_environment())
+        assert done.returncode == 4 and "error[master-addr-unroutable]" in done.stderr and "198.51.100.7" in done.stderr
         assert not list(tmp_path.glob("*/.ddplaunch"))
         scripts[1].write_text(SCRIPT)
         said = "".join(together(0, (1, 0)))
         assert all(f"launched rank {rank} on alpha{rank}" in said for rank in range(2)), said
     runs = [path.parts[path.parts.index("runs") + 1] for path in tmp_path.rglob("run.json")]
     assert len(runs) == 2 and len(set(runs)) == 1, "one run id"
-
-
-def test_interface_is_the_one_on_the_route_and_an_address_without_a_route_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TRAIN)
-    plans = []
-    with nodes(2, tmp_path) as pair:
-        for number, node in enumerate(pair):
-            argv = words("2", number, pair[0].address, "--json", command="plan")
-            plans.append(json.loads(node.run(argv, tmp_path, clean_environment()).stdout))
-        done = pair[1].run(words("2", 1, "198.51.100.7"), tmp_path, clean_environment())
-    for plan in plans:
-        (found,) = (each for each in plan["environment"] if each["name"] == "GLOO_SOCKET_IFNAME")
-        assert (found["value"], found["source"]) == (INTERFACE, "detected") and pair[0].address in found["reason"]
-        assert plan["findings"] == []
-    differing = [one for one, other in zip(*(plan["argv"] for plan in plans), strict=True) if one != other]
-    assert differing == ["--node-rank=0"], "nodes agree on all but their rank"
-    assert done.returncode == 4, done.stderr
-    assert "error[master-addr-unroutable]" in done.stderr and "198.51.100.7" in done.stderr
 
 
 #: Says of how many ranks it is one, and is through when a test that has done its harm writes a file `finish`. Before, a

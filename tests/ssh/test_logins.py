@@ -100,17 +100,6 @@ def test_all_come_through_a_jump_host_that_drops_connections(two: Lab) -> None:
     assert "drop connection" in log.read_text(), "nothing was dropped, so nothing was tried again"
 
 
-def test_a_host_that_is_cut_off_is_named_and_the_others_are_shown(two: Lab) -> None:
-    two.cut(two.hosts[1])
-    words = ddplaunch("doctor", "--hosts", "alpha0,alpha1", "--join-timeout", "60s")
-    with two.configured(f"Host alpha1\n  HostName {two.hosts[1].address}"):  # its name has two, and ssh tries both
-        done = two.login.run(words, two.work, clean_environment(COLUMNS="200"))
-    two.plug_in(two.hosts[1])
-    assert done.returncode == 1
-    assert "error[host-unreachable]: alpha1 " in done.stdout
-    assert "1 of 2 hosts answered" in done.stdout and "\n  alpha0" in done.stdout
-
-
 def test_start_up_files_and_keys_of_no_use(two: Lab) -> None:
     """What is printed as a fix is typed."""
     start_up = two.folder / "bashrc"

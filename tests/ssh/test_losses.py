@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.hosts.launching import clean_environment, ddplaunch
 from tests.ssh.lab import Lab, lab
 from tests.ssh.launched import WAIT, Launched
 
@@ -72,32 +71,6 @@ def test_a_network_that_is_cut_for_a_while_ends_nothing(three: Lab) -> None:
         for printed in (recorded, run.out.read_text()):
             steps = [int(number) for number in re.findall(rf"^(?:\[.*\] )?rank {rank} step (\d+)$", printed, re.M)]
             assert len(steps) > 4 and steps == list(range(1, len(steps) + 1)), "in order, nothing twice"
-
-
-#: Rank 1 fills the disk of its record.
-FILLS = """
-import os, time
-time.sleep(120 if os.environ["RANK"] == "0" else 2)  # as a training, which does not fail before its record is begun
-with open(".ddplaunch/model.pt", "wb", buffering=0) as file:
-    while True:
-        file.write(b"x" * 65536)
-"""
-
-
-def test_a_host_whose_disk_is_full_is_the_diagnosis_at_the_launcher(three: Lab) -> None:
-    three.write("fills.py", FILLS)
-    host = three.hosts[1]
-    (three.own(host) / ".ddplaunch").mkdir(exist_ok=True)
-    there = host.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", ".ddplaunch"], three.work, clean_environment())
-    assert there.returncode == 0, there.stderr
-    run = Launched(three, "filled", "2x1", "--hosts", "alpha0,alpha1", "--no-checks", script=("fills.py",))
-    assert run.ended() == 1, run.said
-    three.nothing_left("filled", 30)
-    found = run.outcome["diagnosis"]
-    assert (found["code"], found["rank"], found["host"]) == ("disk-full", 1, host.name), run.said
-    done = three.login.run(ddplaunch("explain", "filled"), three.work, clean_environment())
-    assert "error[disk-full]: " in done.stdout
-    assert host.run(["umount", ".ddplaunch"], three.work, clean_environment()).returncode == 0
 
 
 def test_what_goes_without_a_word(three: Lab) -> None:
