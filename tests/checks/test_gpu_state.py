@@ -45,7 +45,6 @@ FIRES = (
     exclusive("exclusive process … pid 4242", launch=NO_LAUNCH, nvml=alone(processes=(TRAINER,))),
     fires("gpu-lost", "GPU 7 of 8 … GPU is lost … --gpus 0,1,2,3,4,5,6", nvml=with_gpu(7, fault="GPU is lost")),
     fires("gpu-lost", "GPU 7", launch=4, nvml=with_gpu(7, fault="GPU is lost")),
-    fires("gpu-lost", "GPU 0", launch=NO_LAUNCH, nvml=with_gpu(0, fault="Unknown Error")),
     fires("gpu-ecc-errors", "GPU 4 … 3 uncorrectable … -i 4", "warning", nvml=with_gpu(4, ecc_uncorrected=3)),
     pending("GPU 4 … --gpu-reset -i 4", "warning", nvml=with_gpu(4, remap_pending=True)),
     failed("GPU 4 … replaced", nvml=with_gpu(4, remap_failed=True)),
@@ -56,7 +55,6 @@ FIRES = (
 
 SILENT = (
     silent("gpu-busy", "not one of ours", launch=2, nvml=BUSY),
-    silent("gpu-busy", "hidden", launch=2, nvml=BUSY, environment={"CUDA_VISIBLE_DEVICES": "4,5"}),
     silent("gpu-busy", "3 of 80 GiB", nvml=with_gpu(0, memory_used_bytes=3 * GIB)),
     silent("gpu-busy", "on the CPU", launch=ON_CPU, nvml=BUSY),
     silent("gpu-busy", "nobody can tell whose instance", launch=NO_LAUNCH, nvml=SPLIT),

@@ -40,10 +40,8 @@ def memory(available: int, limit: int | None = None) -> dict[str, Any]:
 
 CASES = (
     fires("shm-too-small", "/dev/shm is 64 MiB … --shm-size=16g", shm=DOCKER, launch=launch(2)),
-    fires("shm-too-small", "64 MiB", shm=DOCKER, launch=launch(1, workers=4)),
     fires("shm-too-small", "64 MiB", shm=DOCKER, launch=launch(2, workers=2, device=CPU)),
     fires("shm-too-small", "64 MiB", "warning", shm=DOCKER, launch=launch(1)),
-    fires("shm-too-small", "64 MiB", "warning", shm=DOCKER, launch=launch(2, device=CPU)),
     fires("shm-too-small", "512 MiB", "warning", shm=HALF, launch=launch(2)),
     fires("shm-too-small", "64 MiB", "warning", shm=DOCKER, launch=NO_LAUNCH),
     fires("shm-too-small", "64 MiB", "warning", shm=DOCKER, launch=2, environment={"NCCL_SHM_DISABLE": "1"}),

@@ -59,9 +59,7 @@ def switched(*switches: str, options: tuple[DeclaredOption, ...] = ()) -> Script
 OPT = (DeclaredOption(("-opt",), HERE),)
 WITH_OPT, RESUMES = given("-opt a.yml"), switched("--resume", "--local_rank")
 SWITCH = (
-    switch_off("`--distributed`", "warning", script=switched("--distributed")),
     silent("distributed-switch-off", launch=1, script=switched("--distributed")),
-    switch_off("`--dist-url` or `--world-size`", "warning", script=switched("--dist-url", "--world-size")),
     switch_off("pass `--launcher`", "warning", launch=WITH_OPT, script=switched("-opt", "--launcher", options=OPT)),
     switch_off("local_rank … $LOCAL_RANK", "warning", launch=WITH_OPT, script=RESUMES),
     switch_off("leave `-opt` out", "warning", launch=WITH_OPT, script=switched("-opt", options=OPT)),

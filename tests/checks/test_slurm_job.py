@@ -47,7 +47,6 @@ CASES = (
     silent(RANK, launch=launch(1, None), environment=STEP),
     fires("slurm-nodes-contradict", "that never come … --nodes=4", launch=launch(4, 0), environment=STEP),
     fires("slurm-nodes-contradict", "a model of its own … srun --nodes=1", launch=launch(1, 0), environment=STEP),
-    silent("slurm-nodes-contradict", launch=launch(), environment=STEP),
     silent("slurm-nodes-contradict", "elastic", launch=launch(4, 0, min_nodes=2), environment=STEP),
     silent("slurm-nodes-contradict", launch=launch(4, 0), environment={}),
     fires(TASKS, "4 tasks on this node make 16 ranks, for 4 GPUs", launch=launch(8), environment=FOUR_TASKS),

@@ -73,14 +73,13 @@ PLATFORMS = (
 )
 FIRES = (
     *(case for case in PLATFORMS if case.says),
-    fires("torch-missing", "not here … `/opt/env/bin/python -m pip install torch`", torch=NOWHERE),
-    fires("torch-missing", "'/my env/python' -m", torch=NOWHERE, python=PythonFacts("/my env/python", "3")),
+    fires(
+        "torch-missing", "not here … '/my env/python' -m pip", torch=NOWHERE, python=PythonFacts("/my env/python", "3")
+    ),
     too_old("torch 2.3.1+cu121 is older than 2.4 … `--max-restarts` never", torch=of_version("2.3.1+cu121")),
     too_old("2.2.2 … --logs-specs", torch=of_version("2.2.2+cu121")),
-    too_old("1.13.1", torch=of_version("1.13.1")),
     fires("torch-import-failed", "libcudnn.so.9", launch=NO_LAUNCH, torch_import=Unavailable("no libcudnn.so.9")),
     cpu_build("2.8.0+cpu … 8 NVIDIA GPUs … --device cpu", launch=NO_LAUNCH, torch=CPU_BUILD),
-    cpu_build("2.8.0+cpu", launch=FELL_BACK, torch=CPU_BUILD),
     cpu_build("1 NVIDIA GPU\n", launch=NO_LAUNCH, torch=CPU_BUILD, nvml=NO_NVML, nvidia=NvidiaFacts(1, None, 0)),
     fires("nccl-unavailable", "without NCCL", torch_import=NO_NCCL),
     fires("gpu-arch-not-in-wheel", "RTX 5090 … sm_120 … sm_80 sm_90 … GPU 5", nvml=NEW, torch_import=OF_2020),
@@ -112,7 +111,6 @@ SILENT = (
     silent("nccl-unavailable", "asked for the CPU", launch=ON_CPU, torch_import=NO_NCCL),
     silent("gpu-arch-not-in-wheel", "not the one that is used", launch=4, nvml=with_gpu(5, compute_capability=(3, 5))),
     silent("gpu-arch-not-in-wheel", "ROCm names", torch_import=healthy_torch_import(arch_list=("gfx90a",))),
-    silent("cuda-unavailable-reason", "hidden", launch=NO_LAUNCH, torch_import=NO_CUDA, environment=HIDDEN),
     silent("cuda-unavailable-reason", "driver-too-old says it", torch_import=NO_CUDA, nvml=OLD_DRIVER),
     silent("cuda-unavailable-reason", "no GPU", torch_import=NO_CUDA, nvml=healthy_nvml(gpus=())),
     silent("driver-too-old", "one major", nvml=healthy_nvml(cuda_driver_version=(12, 2)), torch_import=NOT_ASKED),

@@ -9,11 +9,10 @@ from typing import Any
 
 from ddplaunch.checks.known_variables import INEFFECTIVE, KNOWN
 from ddplaunch.checks.variables import near_miss
-from ddplaunch.planning.launch import Variable
 from ddplaunch.planning.options import Options
 from ddplaunch.values.resolved import Resolved, Source
 from tests.checks.cases import fires, in_doctor, judged, silent
-from tests.checks.healthy import healthy_launch, healthy_script, healthy_torch, topology
+from tests.checks.healthy import healthy_launch, healthy_script, topology
 
 
 def exporting(**environment: str) -> dict[str, Any]:
@@ -42,22 +41,12 @@ IN_BOTH = (
         "warning",
         **exporting(NCCL_TIMEOUT="1h"),
     ),
-    fires("ineffective-variable", "THRESHOLD=0 has no effect", "warning", **exporting(NCCL_TREE_THRESHOLD="0")),
 )
-MINE = Variable("NCCL_TIMEOUT", "60", Source("flag", "--env-file job.env"), "yours")
-OURS = Variable("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000", Source("default"), "after a timeout")
 BY_ENV = healthy_launch(options=Options(env=(Resolved(("NCCL_TIMEOUT", "60"), Source("flag", "--env")),)))
 SEVERAL = healthy_launch(topology=topology(8, 2))
 ON_CPU = healthy_launch(device=Resolved("cpu", Source("flag")))
 CASES = (
     fires("ineffective-variable", "--env … drop `NCCL_TIMEOUT=60` from --env … seconds=60", "warning", launch=BY_ENV),
-    fires(
-        "ineffective-variable",
-        "--env-file job.env",
-        "warning",
-        launch=healthy_launch(environment=(MINE, OURS)),
-        torch=healthy_torch(version="2.13.0"),
-    ),
     fires("infiniband-disabled", "mlx5_0:1 is active", "warning", launch=SEVERAL, **exporting(NCCL_IB_DISABLE="1")),
     silent("infiniband-disabled", "one node", **exporting(NCCL_IB_DISABLE="1")),
     silent("infiniband-disabled", launch=SEVERAL, **exporting(NCCL_IB_DISABLE="0")),
@@ -70,7 +59,6 @@ CASES = (
     silent("misspelt-variable", **exporting(NCCL_BLOCKING_WAIT="1", NCCL_TIMEOUT="10", MY_NCCL_DEBUGG="1")),
     silent("misspelt-variable", **exporting(CUDA_HOME="/usr/local/cuda", NODE_OPTIONS="-x", OMP_PROC_BIND="true")),
     silent("misspelt-variable", **exporting(PYTORCH_VERSION="2.8.0", NCCL_MY_PLUGIN_KNOB="1", CUDA_PATH="/x")),
-    silent("ineffective-variable", **exporting(NCCL_ALGO="Ring", TORCH_NCCL_ASYNC_ERROR_HANDLING="1")),
     *(
         silent(code, "the script reads it", script=healthy_script(reads_env=(name,)), **exporting(**{name: "1"}))
         for code in ("ineffective-variable", "misspelt-variable")

@@ -53,11 +53,6 @@ TOLD = outcome(0, "terminated", rank(0, T + 1, None, "SIGTERM", "launcher"))
     ("ends", "outcomes", "expected"),
     [
         ([HostEnd(0, "a", 0), HostEnd(1, "b", 0)], (), ("succeeded", 0, "a", None)),
-        (  # the earliest failure of a rank itself counts
-            [HostEnd(0, "a", 1), HostEnd(1, "b", 137)],
-            (outcome(0, "failed", rank(0, T + 5.2, 1)), outcome(1, "failed", rank(1, T + 5.0, None, "SIGKILL"))),
-            ("failed", 137, "b", "killed"),
-        ),
         (
             [HostEnd(0, "a", 143, told=15), HostEnd(1, "b", None, lost=SILENT, heard_s=T + 10)],
             (TOLD,),
