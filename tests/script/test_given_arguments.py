@@ -18,8 +18,6 @@ BETA = DeclaredOption(("-beta",), AT)
 @pytest.mark.parametrize(
     ("words", "option", "declared", "values"),
     [
-        ("--batch-size 8", BATCH, BOTH, ("8",)),
-        ("--batch-size=8", BATCH, BOTH, ("8",)),
         ("-b8", BATCH, BOTH, ("8",)),
         ("-b 8", BATCH, BOTH, ("8",)),
         ("--batch-size 8 --batch-size=16", BATCH, BOTH, ("8", "16")),
@@ -28,7 +26,6 @@ BETA = DeclaredOption(("-beta",), AT)
         ("--batch-s 8", BATCH, BOTH, ("8",)),
         ("--batch 8", BATCH, BOTH, ()),
         ("-- --batch-size 8", BATCH, BOTH, ()),
-        ("--batch-size --lr", BATCH, BOTH, ()),
         ("--batch-size", BATCH, BOTH, ()),
         ("--batch-size -8", BATCH, BOTH, ("-8",)),
         ("batch-size=8", BATCH, BOTH, ()),

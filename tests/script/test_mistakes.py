@@ -24,9 +24,7 @@ WITHOUT_LAUNCHER = (
 @pytest.mark.parametrize(
     ("body", "line", "corrected"),
     [
-        (GROUP, 0, ""),
         (PORT + GROUP, 4, 'os.environ.setdefault("MASTER_PORT", "12355")'),
-        (GROUP.replace('")', '", init_method="tcp://127.0.0.1:23456")'), 4, "dist.init_process_group()"),
         (  # an address with size and rank is one mistake
             GROUP.replace('")', '", init_method="tcp://localhost:9999", world_size=1, rank=0)'),
             4,

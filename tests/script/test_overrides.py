@@ -65,7 +65,6 @@ HYDRA_FILES = {
 @pytest.mark.parametrize(
     ("args", "final"),
     [
-        ((), ("data.batch_size=8", "optimizer.lr=0.004")),
         (("seed=1", "-m"), ("seed=1", "data.batch_size=8", "optimizer.lr=0.004", "-m")),
         (("data.batch_size=8",), ("data.batch_size=8", "optimizer.lr=0.004")),
         (("--config-name", "other"), ("--config-name", "other")),
@@ -101,21 +100,6 @@ def test_what_hydra_composes_or_makes_is_left_to_who_names_its_keys(tmp_path: Pa
     named = understood_as_said(report, said, Target("script", "train.py"))
     assert isinstance(named, ScriptReport)
     assert forward(("seed=1",), PLAN, named).args == ("seed=1", "data.batch_size=8")
-
-
-def test_of_two_batches_of_a_configuration_none_is_meant(tmp_path: Path) -> None:
-    """S4 has `dataset.batch_size` beside that of a loader which it does not use; a total alone would not do."""
-    text = """
-        loader: {batch_size: 50}
-        dataset: {batch_size: 64}
-        total: {global_batch_size: 256}
-        trainer: {accumulate_grad_batches: 1}
-    """
-    write(tmp_path, {"train.py": HYDRA, "conf/config.yaml": text})
-    found = launched(tmp_path)
-    assert found.args == ("trainer.accumulate_grad_batches=2",)
-    reasons = [each.reason for each in found.missing if each.number == "batch_size"]
-    assert reasons[0].startswith("`loader.batch_size` and `dataset.batch_size` could take it")
 
 
 FROM_YAML = """
@@ -216,15 +200,6 @@ def test_the_keys_of_detectron2_stand_at_the_end(tmp_path: Path) -> None:
     write(tmp_path, {"train.py": DETECTRON.format(overrides="cfg.merge_from_list(args.opts)")})
     words = ("SOLVER.IMS_PER_BATCH", "32", "SOLVER.WARMUP_ITERS", "100", "SOLVER.BASE_LR", "0.004")
     assert launched(tmp_path, "--config-file", "x.yaml").args == ("--config-file", "x.yaml", *words)
-
-
-def test_a_yacs_file_in_the_arguments_gives_the_defaults(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        {"train.py": YACS.format(opts="'opts'"), "defaults.py": YACS_DEFAULTS, "x.yaml": "TRAIN:\n  LR: 0.5\n"},
-    )
-    rate = next(each for each in read(tmp_path, "--cfg", "x.yaml").options if each.meaning == "lr")
-    assert (rate.default, str(rate.at)) == ("0.5", "x.yaml:2")
 
 
 @pytest.mark.parametrize(("factor", "doubt"), [("", ""), (" * len(gpus)", "train.py:11 may change the value")])
