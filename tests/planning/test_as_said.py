@@ -64,7 +64,6 @@ READ_ARGS = ("--batch-size", "8", "--accum", "2", "--warmup", "100", "--lr", "0.
     ("flag", "value", "words"),
     [
         ("batch_option", "--batch-size:node", ("--batch-size", "32")),
-        ("batch_option", "--batch-size:total", ("--batch-size", "64")),
         ("batch_option", "--batch-size:step", ("--batch-size", "128")),
         ("batch_option", "batch_size:total", ("--batch-size", "64")),
         ("batch_option", "--images", ("--images", "8")),
@@ -83,11 +82,6 @@ def test_what_is_said_wins_over_what_was_read(flag: str, value: str, words: tupl
     result = passed(said(**{flag: value}))
     assert sorted(result) == sorted(others + words)
     assert not words or result[result.index(words[0]) + 1] == words[1]
-
-
-def test_an_option_that_is_declared_in_two_places_is_passed_once() -> None:
-    twice = replace(READ, options=(*READ.options, replace(option("--batch-size", "batch_size"), help="again")))
-    assert passed(said(batch_option="--batch-size:total"), twice).count("--batch-size") == 1
 
 
 def test_an_ambiguity_is_resolved_with_what_was_read_of_it() -> None:
@@ -154,8 +148,7 @@ def test_a_base_that_nobody_gave_does_not_arrive() -> None:
 @pytest.mark.parametrize(
     ("flag", "value", "words"),
     [
-        ("batch_option", "--bs:all", "NAME:rank|node|total|step"),
-        ("batch_option", "", "NAME:rank"),
+        ("batch_option", "", "NAME:rank|node|total|step"),
         ("batch_option", "--bs:", "NAME:rank"),
         ("lr_option", "--lr:total", "NAME:final|base"),
         ("accum_option", "--accum:steps", "it takes NAME or `none`"),

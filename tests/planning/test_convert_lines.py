@@ -24,8 +24,6 @@ def said(line: str) -> Translation:
 @pytest.mark.parametrize(
     ("line", "command"),
     [
-        ("torchrun train.py", "run 1 -- train.py"),
-        ("torchrun --nproc_per_node=4 train.py --lr 1e-3", "run 4 -- train.py --lr 1e-3"),
         ("torchrun --nproc_per_node=gpu train.py", "run auto -- train.py"),
         ("torchrun --nproc_per 2 -m pkg.train -- --x -- y", "run 2 -- -m pkg.train --x -- y"),
         ("torchrun --nproc_per_node 2 --no-python ./train.py", "run 2 -- env ./train.py"),

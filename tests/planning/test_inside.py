@@ -110,12 +110,7 @@ def test_what_the_user_says_outranks_slurm() -> None:
     assert exported.node_rank == Resolved(0, Source("environment", "NODE_RANK"))
 
 
-def test_a_launch_on_one_node_stays_there() -> None:
-    found = topology(said(nproc="1x2"), STEP)
-    assert (found.nnodes.value, found.node_rank, found.master_addr) == (1, None, None)
-
-
-RESERVED = {"SLURM_STEP_RESV_PORTS": "12000-12003", "SLURM_RESTART_COUNT": "2"}
+RESERVED = {"SLURM_STEP_RESV_PORTS": "12000-12003"}
 SIX_GPUS = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5", "SLURM_STEP_GPUS": "0,1,2,3,4,5"}
 
 
@@ -123,20 +118,16 @@ SIX_GPUS = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5", "SLURM_STEP_GPUS": "0,1,2,3,4
     ("environ", "typed", "name", "value"),
     [
         (RESERVED, {}, "master_port", 12000),
-        (RESERVED, {}, "run_id", "slurm-12.0-r2"),  # a requeued job has another one
         (TASKS, {}, "nnodes", NodeRange(6, 6)),  # tasks for each GPU become one rank each with that GPU
         (TASKS, {}, "node_rank", 4),
-        (TASKS, {}, "nproc", 1),
         (TASKS, {}, "env", ("CUDA_VISIBLE_DEVICES", "1")),
         (TASKS | {"CUDA_VISIBLE_DEVICES": "0"}, {}, "env", None),  # Slurm bound it
-        (TASKS | {"CUDA_VISIBLE_DEVICES": "0"}, {}, "nproc", 1),
         (TASKS | SIX_GPUS, {}, "env", ("CUDA_VISIBLE_DEVICES", "2,3")),
         (TASKS | SIX_GPUS, {}, "nproc", 2),
         (TASKS, {"device": "cpu"}, "nproc", 1),
         (TASKS, {"gpus": "0"}, "env", None),
         (TASKS | {"SLURM_STEP_GPUS": "0,1,2,3,4,5,6,7,8"}, {}, "nproc", 3),  # its own three of nine
         (TASKS | dict.fromkeys(SIX_GPUS, "0,1,2,3"), {}, "nproc", 1),  # do not divide evenly
-        ({}, {}, "nproc", 3),
         ({"CUDA_VISIBLE_DEVICES": "0"}, {}, "nproc", None),  # somebody narrowed what Slurm gave
         ({}, {"gpus": "0,1"}, "nproc", None),
         ({}, {"device": "cpu"}, "nproc", None),

@@ -167,8 +167,6 @@ def test_who_was_bound_stays_as_it_is(tmp_path: Path, environ: dict[str, str], w
     asked = on_cpus(tmp_path, 2, "0-7,16-23", environ=environ)
     assert asked.cpus == ("0-3,16-19", "4-7,20-23"), "within what there is"
     assert asked.text.endswith("; 16 of 32 CPUs are usable")
-    near = on_cpus(tmp_path, 2, "0-7,16-23", environ=environ, placement="node")
-    assert near.text.startswith("not bound: ranks on the CPU have no GPU")
 
 
 def test_all_cpus_of_a_slurm_job_are_no_choice_among_them(tmp_path: Path) -> None:
@@ -199,7 +197,6 @@ def test_without_a_layout_threads_are_counted_as_ever() -> None:
     ("flags", "more", "typed"),
     [
         (("--lr", "--num_workers"), {}, "--num_workers 4"),
-        (("--lr",), {}, ""),
         (("-j", "--workers"), {"same": True}, "--workers 4"),
         (("data.num_workers",), {"spelling": "k=v"}, "data.num_workers=4"),
         (("--workers",), {"takes_value": False}, ""),

@@ -60,7 +60,6 @@ ROCM = {"torch": healthy_torch(cuda=None, hip="6.2")}
     [
         ({"nproc": "auto"}, {}, {}, "cuda", 8),
         ({}, {}, {"CUDA_VISIBLE_DEVICES": "1,3"}, "cuda", 2),
-        ({}, {}, HIDDEN, "cpu", 1),
         ({"nproc": "auto"}, {}, HIDDEN, "cpu", 1),
         ({}, {"nvml": NO_GPU}, {}, "cpu", 1),
         ({"nproc": "2"}, {"torch": healthy_torch(cuda=None)}, {}, "cpu", 2),

@@ -10,7 +10,6 @@ from ddplaunch.planning.settings import Settings
 @pytest.mark.parametrize(
     "settings",
     [
-        Settings(),
         Settings("r", "d", "warm", ("a", "b.c"), 3, "0,2", verbose=True, grace_s=90.0, max_restarts=2),
         Settings("r", timeout_s=7200.0, hang_timeout_s=600.0, on_hang="stop", stacks=False),
         Settings("r", cpus=("0-15,64-79", "16-31,80-95")),
@@ -56,7 +55,6 @@ def test_what_no_launch_writes_is_a_value_error(text: str) -> None:
 @pytest.mark.parametrize(
     ("show", "rank", "expected"),
     [
-        ("0", 0, (True, True)),
         ("3", 3, (True, True)),
         ("all", 0, (True, False)),
         ("0, 3", 3, (True, False)),

@@ -272,7 +272,5 @@ def test_job_names_are_what_every_cluster_takes(text: str, name: str) -> None:
 
 
 def test_directives_are_quoted_only_where_slurm_needs_it() -> None:
-    assert directive_text("--gpus-per-node=4") == "--gpus-per-node=4"
-    assert directive_text('--comment=a "b" \\') == '--comment="a \\"b\\" \\\\"'
     assert directive_text("-Ch100&nvlink") == '-C"h100&nvlink"'
     assert "\n" not in directive_text("--comment=a\nrm -rf ~")

@@ -118,13 +118,6 @@ def test_a_job_of_one_node_needs_no_service(call: Call) -> None:
     assert "resources" not in container_of(job) and "cpu" in container_of(job)["command"]
 
 
-def test_arguments_arrive_as_they_were_typed_once_kubernetes_has_expanded_them(call: Call) -> None:
-    (job,) = manifest(call, *SMALL, *SCRIPT)
-    command = container_of(job)["command"]
-    assert [word.replace("$$", "$") for word in command[command.index("--") :]] == list(SCRIPT)
-    assert "$(HOME)" not in "".join(command).replace("$$", "")
-
-
 def test_a_secret_is_no_text(call: Call) -> None:
     said = call(*WORDS, "--env", "HF_TOKEN=hf_0123456789abcdef", *SCRIPT)
     assert said.status == 2 and "hf_0123456789abcdef" not in said.err and "--secret HF_TOKEN=SECRET/KEY" in said.err
