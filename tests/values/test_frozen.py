@@ -16,8 +16,6 @@ from ddplaunch.values.frozen import dataclass
 
 @dataclass(frozen=True)
 class Ours:
-    """A class with a required field, a default and a factory."""
-
     name: str
     size: int = 3
     items: tuple[int, ...] = ()
@@ -30,8 +28,6 @@ class Ours:
 
 @dataclasses.dataclass(frozen=True)
 class Theirs:
-    """The same by the standard library."""
-
     name: str
     size: int = 3
     items: tuple[int, ...] = ()
@@ -62,8 +58,6 @@ def test_values_compare_print_and_convert_like_the_standard_ones(one: Any, other
 def test_equal_values_have_equal_hashes_whatever_the_order_of_keywords() -> None:
     @dataclass(frozen=True)
     class Point:
-        """Two coordinates."""
-
         x: int
         y: int = 0
 
