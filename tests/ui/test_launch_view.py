@@ -68,7 +68,6 @@ def panel(shown: Launch) -> str:
     ("families", "shown"),
     [
         ((), "batch 32 = 8 per GPU × 1 accumulation × 4 GPUs lr 0.0004 ="),
-        (("batch_size",), "batch 8? per GPU × 1 accumulation × 4 GPUs: not passed lr 0.0004 ="),
         (("batch_size", "accum"), "batch 8? per GPU × 1? accumulation × 4 GPUs: not passed lr 0.0004 ="),
         (("lr",), "lr 0.0004? = 0.0001 × 4 (linear: batch 32 / 8): not passed steps"),
         (("lr", "world_size"), "× 4 GPUs?: not passed lr 0.0004? = 0.0001 × 4 (linear: batch 32 / 8) steps"),
@@ -152,7 +151,6 @@ TWO_VISIBLE = dataclasses.replace(facts(), environment={"CUDA_VISIBLE_DEVICES": 
     [
         (("0", "1", "3"), (), None, "GPUs 0-1,3"),
         (("3", "1", "2"), (), None, "GPUs 3,1-2"),
-        (("9",), (), None, "GPU 9"),
         (None, (), None, "every visible GPU"),
         (None, (), TWO_VISIBLE, "every visible GPU (2 × NVIDIA H100 80GB HBM3)"),
         (("GPU-00000001", "7"), (), None, "GPUs GPU-00000001, 7"),

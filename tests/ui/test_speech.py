@@ -4,17 +4,10 @@ import dataclasses
 
 import pytest
 
-from ddplaunch.ui.speech import called, finding_text, findings_text, refusal_text
+from ddplaunch.ui.speech import called, finding_text, refusal_text
 from ddplaunch.ui.terminal import Terminal, cells, cut, visible, wrap
 from ddplaunch.values.finding import error
-from tests.conftest import Golden
 from tests.planning.sample_launch import FILES, SHM
-
-
-def test_at_40_columns(golden: Golden) -> None:
-    text = findings_text((SHM, FILES), Terminal(40))
-    assert max(map(len, text.splitlines())) <= 40
-    golden("findings-40", text)
 
 
 @pytest.mark.parametrize("width", [20, 30, 40, 60])

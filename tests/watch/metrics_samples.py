@@ -13,7 +13,6 @@ HOST = HostSample(16, 41.5, 128 * GIB, 87 * GIB)
 
 
 def rank_sample(rank: int, at: int = 0, gpu: bool = True) -> RankSample:
-    """Return a healthy rank's sample number ``at``."""
     return RankSample(
         rank,
         rank,
@@ -31,7 +30,6 @@ def rank_sample(rank: int, at: int = 0, gpu: bool = True) -> RankSample:
 
 
 def gpu_sample(index: int, at: int = 0) -> GpuSample:
-    """Return a healthy GPU's sample number ``at``."""
     return GpuSample(
         index, f"GPU-{index}", 96 + at % 4, 62 * GIB, 80 * GIB, 612.0, 61, 1905, 1980, ranks=(index,)
     )  # fmt: skip
@@ -53,7 +51,6 @@ def run_samples(count: int = 20, ranks: int = 4, gpu: bool = True, host: HostSam
 
 
 def with_rank(samples: list[Sample], number: int, **changes: Any) -> list[Sample]:
-    """Return the samples with one rank changed in all of them."""
     return [
         replace(each, ranks=tuple(replace(rank, **changes) if rank.rank == number else rank for rank in each.ranks))
         for each in samples
@@ -61,7 +58,6 @@ def with_rank(samples: list[Sample], number: int, **changes: Any) -> list[Sample
 
 
 def with_gpu(samples: list[Sample], index: int, **changes: Any) -> list[Sample]:
-    """Return the samples with one GPU changed in all of them."""
     return [
         replace(each, gpus=tuple(replace(gpu, **changes) if gpu.index == index else gpu for gpu in each.gpus))
         for each in samples

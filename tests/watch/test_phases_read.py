@@ -134,7 +134,6 @@ SLOWER, SLOW = rank(0, 0.0276, 0.0212, 0.0014, 0.0006, 0.003), rank(1, 0.0279, 0
 #: Ranks and CPUs, and how what is said of them begins: code, what, fix.
 SAID: dict[str, tuple[Sequence[RankPhases], int, tuple[str, str, str] | None]] = {
     "computing": ([rank(n, 0.1, 0.005, 0.03, 0.05, 0.005, 0.005, threads=4) for n in range(2)], 8, None),
-    "computing alone": ([rank(0, 0.1, 0.005, 0.03, 0.05, 0.005, 0.005, threads=4)], 8, None),
     "in a group of one": ([replace(LONELY, facts={**LONELY.facts, "world_size": 1})], 8, None),
     **{f"{workers} workers": ([rank(0, 0.1, 0.06, 0.02, 0.02, workers=workers)], 8, ("input-bound", "", more))
        for workers, more in ((2, "`num_workers=8`"), (8, "`num_workers=16`"), (16, "load cheaper"))},
