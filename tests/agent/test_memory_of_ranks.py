@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from ddplaunch.agent.rank_site.ddplaunch_timeline import Memory
 from ddplaunch.watch.phases import RankFile, read_phases
-from tests.agent.test_phases import launched
+from tests.agent.plugin_runs import DEADLINE_S
+from tests.hosts.launching import clean_environment, ddplaunch
 
 MIB = 1 << 20
 #: Tensors are of 8 MiB for each sample: of more than 32 MiB malloc gives back to the kernel what is free. Steps are
@@ -34,7 +36,8 @@ def trained(folder: Path, memory: str, batch: int, start: str) -> tuple[RankFile
     (folder / "train.py").write_text(TRAINING)
     name = f"{memory}-{start}"
     words = ("--memory", memory, "--start", start, "--run-id", name, "--batch-size", str(batch), "--no-observe")
-    launched(folder, "1", "--device", "cpu", "--phases", *words)
+    command = ddplaunch("run", "1", "--device", "cpu", "--phases", *words, "--", "train.py")
+    subprocess.run(command, cwd=folder, env=clean_environment(), timeout=DEADLINE_S, check=False)
     record = folder / ".ddplaunch" / "runs" / name
     files = read_phases(record / "node-0" / "attempt-0", [0])
     return files.get(0, RankFile({}, ())), json.loads((record / "outcome.json").read_text())

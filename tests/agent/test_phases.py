@@ -1,8 +1,7 @@
-"""What ranks measure of their steps: how a timeline is told, and what ends it; test_observer.py measures two ranks."""
+"""What ranks measure of their steps: how a timeline is told; real ones are in test_families.py and test_observer.py."""
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -23,8 +22,6 @@ from ddplaunch.agent.rank_site.ddplaunch_timeline import (
     Timeline,
 )
 from ddplaunch.watch.phases import read_phases
-from tests.agent.plugin_runs import DEADLINE_S
-from tests.hosts.launching import clean_environment, ddplaunch
 
 
 class Counted(Clock):
@@ -207,40 +204,3 @@ def test_on_a_gpu_few_passes_are_measured_and_each_counts_until_the_next() -> No
     assert comm.of_passes_us() == 7.0 and module.rate == 100, "each measurement waits for the GPU"
     module.passes(*[8] * 50)
     assert [comm.of_passes_us() for _ in range(3)] == [8.0] * 3
-
-
-def launched(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environ = clean_environment(NO_COLOR="1", COLUMNS="120")
-    command = ddplaunch("run", *words, "--", "train.py")
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=DEADLINE_S)
-
-
-OTHER_NAMES = """
-import ddplaunch, torch
-from torch.utils.data import DataLoader, TensorDataset, dataloader
-
-class Other:  # has another name in a torch to come, for who asks first
-    asked = 0
-    def __get__(self, iterator, _):
-        self.asked += 1
-        if self.asked == 1:
-            raise AttributeError("no `_num_yielded`")
-        return iterator.__dict__["given"]
-    def __set__(self, iterator, value):
-        iterator.__dict__["given"] = value
-
-dataloader._BaseDataLoaderIter._num_yielded = Other()
-model = torch.nn.Linear(4, 1)
-for (batch,) in DataLoader(TensorDataset(torch.randn(8, 4)), 2):
-    model(batch).mean().backward()
-    ddplaunch.step()  # the first optimizer would take two seconds
-print("trained")
-"""
-
-
-@pytest.mark.slow
-def test_what_ends_measuring_is_told(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(OTHER_NAMES)
-    done = launched(tmp_path, "1", "--device", "cpu", "--phases", "--no-observe")
-    assert done.returncode == 0 and done.stdout == "trained\n" and not list(tmp_path.rglob("*.observed.json"))
-    assert "phases: measuring ended in rank 0: AttributeError: no `_num_yielded`" in " ".join(done.stderr.split())
