@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 from pathlib import Path
 
@@ -55,17 +54,6 @@ def test_the_numbers_are_frozen() -> None:
     assert {status.name: int(status) for status in ExitStatus} == {
         "DONE": 0, "FINDINGS": 1, "USAGE": 2, "BUG": 3, "REFUSED": 4, "TIMED_OUT": 124, "INTERRUPTED": 130,
     }  # fmt: skip
-
-
-def test_refusal_is_4_names_the_holder_and_nothing_runs(tmp_path: Path) -> None:
-    write_script(tmp_path / "take.py", WRITE.splitlines())
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-        done = spawn(["run", "1", "--device", "cpu", "--master-port", port, "--", "take.py"], tmp_path)
-    assert done.returncode == 4, done.stderr
-    assert f"error[port-taken]: port {port} is in use by pid {os.getpid()}".encode() in done.stderr
-    assert b"nothing was launched" in done.stderr and done.stdout == b""
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["take.py"]
 
 
 # A launch that needs no terminal

@@ -9,7 +9,7 @@ import pytest
 from ddplaunch.explain.diagnosis import Evidence, Explanation
 from ddplaunch.ui.explain_view import explanation_text
 from ddplaunch.ui.terminal import Terminal
-from tests.explain.logs import diagnosed, ended, explained, failed, raised, recorded
+from tests.explain.logs import diagnosed, explained, failed, raised
 
 FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.6 GiB"
 NO_ROOM = "OSError: [Errno 28] No space left on device: '/scratch/last.pt'"
@@ -45,11 +45,6 @@ def test_another_cause_in_the_log_is_shown_below_the_first() -> None:
     found = explained(text)
     assert found.diagnosis is not None and found.diagnosis.code == "cuda-out-of-memory"
     assert [(echo.rank, echo.evidence.line) for echo in found.cascade] == [(1, 8)]
-
-
-def test_the_record_of_a_run_says_which_of_two_came_first() -> None:
-    found = recorded((raised(None, FULL), ended(0, 1, 5.0)), (raised(None, NO_ROOM), ended(1, 1, 6.0)))
-    assert (found.code, found.certainty) == ("cuda-out-of-memory", "observed")
 
 
 def test_where_the_work_went_on_the_last_error_that_it_passed_over_is_shown() -> None:

@@ -31,15 +31,6 @@ def test_a_ranks_own_exception_outranks_the_time_outs_of_the_others_whatever_the
         assert found.exception is not None and found.exception.frame == "train.py:31 in main"
 
 
-def test_survivors_that_lost_a_peer_are_the_cascade() -> None:
-    answer = explained(
-        lost(0) + raised(1, "ValueError: bad sample") + lost(2) + failed(1, 0, 10) + summary((1, 1, 11), (0, 1, 10))
-    )
-    assert answer.diagnosis is not None and (answer.diagnosis.code, answer.diagnosis.rank) == ("script-exception", 1)
-    assert {echo.rank for echo in answer.cascade} == {0, 2}
-    assert answer.cascade[0].evidence.line == 4
-
-
 def test_the_only_rank_here_that_lost_another_is_not_said_to_be_silent() -> None:
     found = diagnosed(lost(0) + failed(1, 0, 10))
     assert found.code == "unknown"
@@ -47,14 +38,6 @@ def test_the_only_rank_here_that_lost_another_is_not_said_to_be_silent() -> None
     assert "Connection closed by peer" in found.evidence[0].text
     assert "on each of the other nodes" in found.fixes[0]
     assert diagnosed(lost(2) + failed(1, 0, 10)).what == "rank 0 ended with exit code 1, and no line says why"
-
-
-@pytest.mark.parametrize(
-    ("code", "expected"), [(-9, "killed"), (-11, "segmentation-fault"), (-6, "aborted"), (3, "unknown")]
-)
-def test_an_exit_status_alone(code: int, expected: str) -> None:
-    found = diagnosed(lost(0) + failed(code, 1, 11) + summary((0, -15, 10), (1, code, 11)))
-    assert (found.code, found.rank) == (expected, 1)
 
 
 STEPS = "".join(f"step {step} loss 0.5\n" for step in range(5))
@@ -293,15 +276,6 @@ def test_a_rank_that_waited_does_not_lend_its_calls_to_the_one_that_did_not_come
     assert found.calls == () and found.exception is None, "they are of rank 0"
     assert found.evidence[0].text.startswith("RuntimeError: [../gloo")
     assert diagnosed(raised(1, "KeyError: 'a'")).calls
-
-
-def test_a_rank_that_lost_a_dataloader_worker_is_the_cause_and_others_lost_the_rank() -> None:
-    gone = raised(1, "RuntimeError: DataLoader worker (pid 4142) exited unexpectedly with exit code 3.")
-    found = diagnosed(gone + lost(0))
-    assert (found.code, found.rank) == ("script-exception", 1)
-    assert found.fixes == ("run once with `num_workers=0`: what ends the worker then shows in the rank",)
-    told_to = raised(1, "RuntimeError: DataLoader worker (pid 4142) is killed by signal: Terminated. ")
-    assert "num_workers" not in diagnosed(told_to).fixes[0], "it did not leave by itself"
 
 
 def test_words_that_no_rank_signs_are_quoted_as_such() -> None:

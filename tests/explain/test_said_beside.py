@@ -62,7 +62,7 @@ def test_messages_have_their_meaning_and_a_fix() -> None:
             *("takes 768 features and was given 512", "for 512 features"),
         ),
         "RuntimeError: DataLoader worker (pid 4142) is killed by signal: Terminated. ": (
-            *("a signal ended a process of rank 1's DataLoader (Terminated)", ""),
+            *("a signal ended a process of rank 1's DataLoader (Terminated)", "ask who ended it"),
         ),
         "NameError: name 'lables' is not defined. Did you mean: 'labels'?": ("is close to it", "`labels`, if"),
         "RuntimeError: Expected all tensors to be on the same device, but found two devices, cuda:1 and cpu!": (

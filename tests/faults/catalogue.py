@@ -96,15 +96,6 @@ RANKS = (
         1,
         139,
     ),
-    Fault(
-        "open_files",
-        "r, w = init()\nfiles = [open(__file__) for _ in range(500)]\n",
-        ("too-many-open-files",),
-        ANY,
-        1,
-        wrap=("prlimit", "--nofile=160:160"),
-        options=("--ignore", "open-files-low"),
-    ),
     Fault("nccl_on_cpu", "r, w = init('nccl')\nreduce()\n", ("nccl-unavailable",), ANY, 1),
     Fault("no_process_group", "reduce()\n", ("process-group-not-initialized",), ANY, 1),
     Fault(
@@ -154,15 +145,6 @@ WORDS = (
         ("checkpoint-corrupt",),
         1,
         1,
-    ),
-    Fault(
-        "exit_text",
-        "r, w = init()\nreduce()\ndist.destroy_process_group()\nif r == 1:\n    sys.exit('config: unknown optimizer')\n"
-        "time.sleep(30)\n",
-        ("script-exception",),
-        1,
-        1,
-        says="optimizer",
     ),
     Fault(
         "left_early",

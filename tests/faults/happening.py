@@ -13,6 +13,9 @@ from tests.agent.plugin_runs import DEADLINE_S, of_folder
 from tests.faults.catalogue import ANY, INIT, Fault
 from tests.hosts.launching import clean_environment, ddplaunch, run_to_end
 
+#: In front of a command whose record is nevertheless for its owner alone.
+ANY_UMASK = ("sh", "-c", 'umask 0; exec "$@"', "sh")
+
 
 def launch(fault: Fault, folder: Path) -> tuple[int | None, str]:
     """Run it to its end; return exit status and console."""
@@ -21,7 +24,7 @@ def launch(fault: Fault, folder: Path) -> tuple[int | None, str]:
     port = fault.holds_port
     held: AbstractContextManager[object] = socket.create_server(("0.0.0.0", port)) if port else nullcontext()
     with held:
-        return run_to_end([*fault.wrap, *words], folder, clean_environment(**fault.environment), DEADLINE_S)
+        return run_to_end([*ANY_UMASK, *fault.wrap, *words], folder, clean_environment(**fault.environment), DEADLINE_S)
 
 
 def outcome(folder: Path) -> dict[str, Any]:
@@ -42,4 +45,6 @@ def happens(fault: Fault, folder: Path) -> None:
     assert status in fault.statuses and found["exit_status"] == status, said
     assert f"error[{diagnosis['code']}]" in said and fault.says in said, said
     assert "ChildFailedError" not in said, said
+    ours = [path for path in (folder / ".ddplaunch").rglob("*") if ".error.json" not in path.name]  # which torch writes
+    assert {path.stat().st_mode & 0o777 for path in ours} == {0o600, 0o700}
     assert "Traceback (most recent call last)" not in said.partition("error[")[2], said

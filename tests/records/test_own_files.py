@@ -21,7 +21,7 @@ from ddplaunch.records.own.own_files import NotOursError, foreign, open_to_write
 from ddplaunch.records.own.run_lock import hold_run, refuse_taken
 from ddplaunch.values.words import host_name
 from tests.agent.guarded import open_files
-from tests.cli.cli_calls import Call, spawn
+from tests.cli.cli_calls import Call
 from tests.planning.sample_launch import launch
 from tests.planning.test_submit import put_in_front
 from tests.records.fake_runs import outcome, record
@@ -132,23 +132,6 @@ def test_what_root_makes_on_nfs_is_root_s_although_it_belongs_to_nobody_there(tm
         os.chown(path, 65534, 65534)
     refuse_taken(tmp_path, launch(run_id="x"))
     assert foreign(tmp_path / "runs" / "x") is None
-
-
-@pytest.mark.slow
-def test_a_whole_record_is_for_its_owner_alone_whatever_the_umask(tmp_path: Path) -> None:
-    before = os.umask(0)
-    try:
-        (tmp_path / "fails.py").write_text("raise KeyError('bird')\n")
-        options = ("run", "2", "--device", "cpu", "--run-id", "x")
-        done = spawn([*options, "--", "fails.py"], tmp_path)
-    finally:
-        os.umask(before)
-    assert done.returncode == 1, done.stderr
-    paths = [path for path in (tmp_path / ".ddplaunch").rglob("*") if not path.is_symlink()]
-    assert {path.name for path in paths} >= {"run.json", "outcome.json", "rank-0.err", "processes.json"}
-    modes = {str(path): oct(path.stat().st_mode & 0o777) for path in paths}
-    # torch writes its *.error.json itself, in our folder
-    assert [name for name, mode in modes.items() if mode not in ("0o600", "0o700") and ".error.json" not in name] == []
 
 
 # Readers
