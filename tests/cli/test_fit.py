@@ -1,20 +1,24 @@
-"""`ddplaunch fit` with real trials on the CPU: each rank may have so much memory and no more."""
+"""`ddplaunch fit`: real trials with little memory for a rank, and what is made of trials that are over at once."""
 
 from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.cli_calls import NO_COMPILER
+from ddplaunch.cli.trials.measured_steps import MeasuredSteps
+from ddplaunch.cli.trials.trial import Change, Trial, Trials
+from ddplaunch.explain.diagnosis import Diagnosis
+from ddplaunch.watch.phases import RankPhases
+from tests.cli.cli_calls import NO_COMPILER, Call
 from tests.hosts.launching import clean_environment, ddplaunch
 
-pytestmark = pytest.mark.slow
-#: How a script of `fit` begins: it takes the numbers that are tried.
-BEGINNING = """
+TRAINING = f"""
 import argparse, torch
 import torch.distributed as dist
 parser = argparse.ArgumentParser()
@@ -23,43 +27,27 @@ parser.add_argument("--lr", type=float, default=0.01)
 parser.add_argument("--grad-accum", type=int, default=1)
 args = parser.parse_args()
 dist.init_process_group("gloo")
-"""
-TRAINING = (
-    BEGINNING
-    + NO_COMPILER
-    + """
-model = torch.nn.Linear(16, 1 << 12, bias=False)
+{NO_COMPILER}
+model = torch.nn.Linear(16, 1 << 19, bias=False)  # a sample takes some 40 MiB
 optimizer = torch.optim.SGD(model.parameters(), args.lr)
 data = torch.utils.data.TensorDataset(torch.randn(1000, 16))
-sampler = torch.utils.data.distributed.DistributedSampler(data)
-step = 0
-while step < 400:
-    for (batch,) in torch.utils.data.DataLoader(data, args.batch_size, sampler=sampler, drop_last=True):
-        step += 1
-        ((torch.relu(model(batch)) * 2).square().mean() / args.grad_accum).backward()
-        if step % args.grad_accum == 0:
-            dist.all_reduce(model.weight.grad)
-            optimizer.step()
-            optimizer.zero_grad()
+for _ in range(400):
+    for (batch,) in torch.utils.data.DataLoader(data, args.batch_size, drop_last=True):
+        (torch.relu(model(batch)) * 2).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
 """
-)
 
 
-def fit(
-    folder: Path, *words: str, script: tuple[str, ...] = ("train.py",)
-) -> tuple[subprocess.CompletedProcess[str], Any]:
-    """Return how it ended, and its JSON."""
-    command = ddplaunch("fit", *words, "--start", "warm", "--json", "--", *script)  # cold takes twice as long
-    environ = clean_environment(NO_COLOR="1", COLUMNS="120", OMP_NUM_THREADS="1")
-    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=900)
-    return done, json.loads(done.stdout) if done.stdout.startswith("{") else None
-
-
+@pytest.mark.slow
 def test_the_largest_batch_is_found_in_few_trials(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TRAINING.replace("1 << 12", "1 << 19"))  # a sample takes some 40 MiB
+    (tmp_path / "train.py").write_text(TRAINING)
     words = ("1", "--device", "cpu", "--memory", "600MiB", "--batch-size", "4", "--steps", "5")
-    done, found = fit(tmp_path, *words)
+    command = ddplaunch("fit", *words, "--start", "warm", "--json", "--", "train.py")  # cold takes twice as long
+    environ = clean_environment(NO_COLOR="1", COLUMNS="120", OMP_NUM_THREADS="1")
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
     best = found["best"]
     assert best["peak_bytes"] <= 0.9 * (600 << 20) and best["limit_bytes"] == 600 << 20
     assert 2 <= len(found["trials"]) <= 8 and best["batch"] > 4
@@ -67,31 +55,49 @@ def test_the_largest_batch_is_found_in_few_trials(tmp_path: Path) -> None:
     assert f"{found['fastest']['batch']}" in found["command"]["words"]
 
 
-def test_any_failure_where_memory_ends_is_one_of_memory(tmp_path: Path) -> None:
+MIB = 1 << 20
+RANK = RankPhases(0, 10, 0.1, 0.1, 0.1, 0.1, {}, None, None, {})
+NOTHING = MeasuredSteps((), ({"memory_limit_bytes": 600 * MIB},), 0, True, None, 0)
+ENOUGH = replace(NOTHING, ranks=(RANK,), steps=10, peak_bytes=100 * MIB)
+OF_3 = replace(ENOUGH, facts=({"loader": {"batch_size": 3, "samples": 1000}},))
+RAISED = Diagnosis("script-exception", "observed", "RuntimeError: could not create a primitive", "", (), 0)
+
+
+@pytest.fixture
+def fit(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """``fit(over, …)`` is the JSON of a search whose trials are over at once, as ``over`` says of each batch."""
+
+    def search(over: Mapping[int, tuple[Any, MeasuredSteps]], *words: str) -> Any:
+        def at_once(trials: Trials, change: Change) -> Trial:
+            ending, measured = over[change.said["batch_size"].value]
+            assert "accum" not in change.said
+            trial = Trial(change, Path(change.name), ending, measured, 8, diagnosis=RAISED)
+            return replace(trial, problem=trials._problem(trial))
+
+        monkeypatch.setattr(Trials, "_run", at_once)
+        (folder / "train.py").write_text(TRAINING)
+        said = call("fit", "2", "--device", "cpu", "--memory", "600MiB", *words, "--json", "--", "train.py")
+        found = json.loads(said.out)
+        assert said.status == (found["problem"] is not None)
+        return found
+
+    return search
+
+
+def test_any_failure_where_memory_ends_is_one_of_memory(fit: Callable[..., Any]) -> None:
     """As of oneDNN, which says `could not create a primitive` when malloc gives it nothing."""
-    refused = """        step += 1
-        if args.batch_size > 3 and step == 3:
-            import resource
-            has = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData:")) * 1024
-            torch.ones(int(0.96 * resource.getrlimit(resource.RLIMIT_DATA)[0] - has) // 4)
-        if args.batch_size > 3 and step == 10:
-            raise RuntimeError("could not create a primitive")
-"""
-    (tmp_path / "train.py").write_text(TRAINING.replace("        step += 1\n", refused))
-    words = ("1", "--device", "cpu", "--memory", "600MiB", "--global-batch-size", "5", "--steps", "6")
-    done, found = fit(tmp_path, *words)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [(each["tried"]["batch"], each["tried"]["ran"]) for each in found["trials"]] == [(5, False), (1, True)]
-    assert found["trials"][0]["note"] == "failed (script-exception) where memory ends"
+    for peak, ran in ((590, [False, True]), (100, [])):
+        failed = replace(NOTHING, peak_bytes=peak * MIB)
+        found = fit({5: ("failed", failed), 1: ("measured", ENOUGH)}, "--global-batch-size", "10")
+        assert [each["tried"]["ran"] for each in found["trials"]] == ran
+        assert (found["problem"] or {"code": ""})["code"] == ("" if ran else "trial-failed")
+        assert not ran or found["trials"][0]["note"] == "failed (script-exception) where memory ends"
 
 
-def test_an_effective_batch_is_kept_exactly(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TRAINING)
-    words = ("2", "--device", "cpu", "--memory", "700MiB", "--global-batch-size", "8", "--steps", "6")
-    done, found = fit(tmp_path, *words, "--batch-size", "4", "--lr", "0.1")
-    assert done.returncode == 0, done.stderr
+def test_an_effective_batch_is_kept_exactly(fit: Callable[..., Any]) -> None:
+    over = dict.fromkeys((4, 2, 1), ("measured", ENOUGH))
+    found = fit(over, "--global-batch-size", "8", "--batch-size", "4", "--lr", "0.1")
     assert [(each["accum"], each["tried"]["batch"]) for each in found["trials"]] == [(1, 4), (2, 2)]
-    assert found["best"]["peak_bytes"] <= 0.9 * (700 << 20)
     command = found["command"]
     text = " ".join(command["words"])
     assert command["same"] and command["effective"] == 8
@@ -99,28 +105,22 @@ def test_an_effective_batch_is_kept_exactly(tmp_path: Path) -> None:
     assert f" --batch-size {command['batch']} --accum {4 // command['batch']} -- train.py" in text
 
 
-def test_a_script_that_trains_another_batch_than_it_is_given(tmp_path: Path) -> None:
-    wrong = TRAINING.replace("(data, args.batch_size,", "(data, min(3, args.batch_size),")
-    (tmp_path / "train.py").write_text(wrong)
-    done, found = fit(tmp_path, "1", "--device", "cpu", "--memory", "1GiB", "--batch-size", "8", "--steps", "5")
-    assert done.returncode == 1
-    assert found["problem"]["code"] == "batch-not-taken" and "one of 3" in found["problem"]["what"]
-
-
-def test_a_script_that_ends_early_has_its_memory_measured(tmp_path: Path) -> None:
-    short = TRAINING.replace("step < 400", "step < 1").replace("1000", "40")
-    (tmp_path / "train.py").write_text(short)
-    done, found = fit(tmp_path, "1", "--device", "cpu", "--memory", "1GiB", "--batch-size", "40", "--timeout", "3m")
-    assert done.returncode == 0, done.stderr
+def test_a_script_that_ends_early_has_its_memory_measured(fit: Callable[..., Any]) -> None:
+    found = fit({40: ("ended", replace(NOTHING, steps=1, peak_bytes=100 * MIB))}, "--batch-size", "40")
     (only,) = found["trials"]  # more than 40 make no step
     assert only["note"] == "it ended after 1 step"
-    assert found["best"]["peak_bytes"] > 100 << 20 and found["best"]["batch"] == found["most"] == 40
+    assert found["best"]["peak_bytes"] == 100 * MIB and found["best"]["batch"] == found["most"] == 40
 
 
-def test_a_batch_larger_than_the_data_is_not_waited_for(tmp_path: Path) -> None:
-    few = TRAINING.replace("1000", "40")
-    (tmp_path / "train.py").write_text(few)
-    words = ("1", "--device", "cpu", "--memory", "1GiB", "--batch-size", "64", "--timeout", "9m")
-    done, found = fit(tmp_path, *words)
-    assert done.returncode == 1 and found["problem"]["code"] == "trial-without-samples", done.stderr
-    assert "`drop_last=True` leaves nothing" in found["problem"]["why"]
+@pytest.mark.parametrize(
+    ("ending", "measured", "code", "words"),
+    [
+        ("measured", OF_3, "batch-not-taken", "its DataLoader has one of 3"),
+        ("timed-out", replace(NOTHING, empty_epochs=16), "trial-without-samples", "`drop_last=True` leaves nothing"),
+    ],
+)
+def test_a_first_trial_that_tells_nothing_ends_the_search(
+    fit: Callable[..., Any], ending: str, measured: MeasuredSteps, code: str, words: str
+) -> None:
+    problem = fit({64: (ending, measured)}, "--batch-size", "64")["problem"]
+    assert problem["code"] == code and words in problem["what"] + problem["why"]
