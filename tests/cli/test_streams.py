@@ -20,7 +20,6 @@ from tests.cli.cli_calls import Call, Said, spawn
 @pytest.mark.parametrize(
     ("words", "shell", "status"),
     [
-        (["run", "2", "--dry-run", "--", "train.py"], ">&- 2>&- <&-", 0),
         (["run", "0", "--", "train.py"], "2>/dev/full", 2),
         (["plan", "2"], ">/dev/full", 2),
         (["--help"], ">&-", 0),

@@ -26,14 +26,14 @@ def test_the_users_calls_have_their_source_and_libraries_are_counted() -> None:
     text = (
         'Traceback (most recent call last):\n  File "/opt/bin/torchrun", line 8, in <module>\n    sys.exit(main())\n'
         '  File "/home/kim/train.py", line 3, in <module>\n    main()\n    ~~~~^^\n'
-        f'  File "{TORCH}/nn/module.py", line 1, in _call\n    return self.forward()\n'
+        f'  File "/v/site-packages/timm/x.py", line 3, in run\n  File "{TORCH}/nn/module.py", line 1, in _call\n'
         f'  File "{TORCH}/nn/module.py", line 2, in _impl\n    return hook()\n           ^^^^^^\n'
         '  File "/home/kim/model.py", line 9, in forward\n    return sum(\n        x)\n'
         '  File "/usr/lib/python3.11/json/decoder.py", line 355, in raw_decode\nValueError: no\n'
     )
     (found,) = tracebacks(text)
     assert found.calls == (
-        UserCall("train.py:3", "main()", 2, "torch"),
+        UserCall("train.py:3", "main()", 3, "timm"),
         UserCall("model.py:9 in forward", "return sum(", 1, "Python"),
     )
 

@@ -37,16 +37,6 @@ def test_a_crash_names_the_first_of_the_users_calls_wherever_the_stack_stands() 
     assert none.calls == () and "reader.py" not in none.what
 
 
-def test_what_the_users_line_calls_is_told_by_every_library_on_the_way() -> None:
-    own = '  File "/srv/train.py", line 6, in <module>\n    import lightning\n'
-    frames = "".join(
-        f'  File "/v/site-packages/{name}/x.py", line 3, in <module>\n' for name in ("timm", "torch", "timm")
-    )
-    text = f"Traceback (most recent call last):\n{own}{frames}ValueError: operator timm::x is not known\n"
-    found = diagnosed(text)
-    assert (found.calls[-1].folded, found.calls[-1].library) == (3, "timm")
-
-
 def test_a_syntax_error_has_its_line() -> None:
     found = diagnosed("  File \"/w/train.py\", line 14\n    def f(x\n         ^\nSyntaxError: '(' was never closed\n")
     assert found.code == "syntax-error" and found.what.endswith(", at train.py:14")

@@ -46,7 +46,6 @@ def test_what_is_no_file_of_a_record(text: str, problem: str, tmp_path: Path) ->
         (1 << 63, None, None, 1 << 63),
         (float("nan"), None, None, None),
         (float("inf"), None, None, None),
-        ([], None, None, None),
     ],
 )
 def test_values_of_another_type_are_not_there(value: Any, text: Any, whole: Any, number: Any) -> None:

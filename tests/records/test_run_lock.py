@@ -263,11 +263,3 @@ def test_stop_on_a_host_ends_the_launch_that_is_meant(twins: tuple[str, list[int
     answer = message_in(done.stdout.removeprefix(GREETING))
     assert {each["pid"] for each in answer["ended"]} >= set(first)
     assert not alive(first) and alive(second)
-
-
-def test_a_second_launch_of_a_live_run_is_refused(call: Call, folder: Path) -> None:
-    with held_by_another_process(folder / ".ddplaunch", "node", ONE) as first:
-        said = call("run", "1", "--device", "cpu", "--run-id", "one", "--", "train.py")
-        first.kill()
-    assert said.status == 4 and f"run one is live: pid {first.pid} on {host_name()} has it" in said.err
-    assert not list(folder.rglob("run.json"))
