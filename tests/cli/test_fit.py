@@ -96,7 +96,7 @@ def test_any_failure_where_memory_ends_is_one_of_memory(fit: Callable[..., Any])
 
 def test_an_effective_batch_is_kept_exactly(fit: Callable[..., Any]) -> None:
     over = dict.fromkeys((4, 2, 1), ("measured", ENOUGH))
-    found = fit(over, "--global-batch-size", "8", "--batch-size", "4", "--lr", "0.1")
+    found = fit(over, "--global-batch-size", "8", "--batch-size", "4", "--accum", "1", "--lr", "0.1")
     assert [(each["accum"], each["tried"]["batch"]) for each in found["trials"]] == [(1, 4), (2, 2)]
     command = found["command"]
     text = " ".join(command["words"])
