@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import pytest
-
-from ddplaunch.checks.host import workers_per_process
 from ddplaunch.machine.facts import CpuFacts, LimitFacts, MemoryFacts, ShmFacts
 from ddplaunch.planning.launch import Launch, Placement, Target
 from ddplaunch.values.resolved import Resolved
@@ -22,7 +19,7 @@ OVER_NODES = healthy_launch(topology=topology(8, 2))
 
 
 def launch(nproc: int = 8, workers: int | None = None, **replace: Any) -> Launch:
-    args = () if workers is None else ("--num-workers", str(workers))
+    args = () if workers is None else (f"--dataloader_num_workers={workers}",)
     return healthy_launch(nproc, **{"target": Target("script", "train.py", args), **replace})
 
 
@@ -81,11 +78,3 @@ CASES = (
     fires("memory-short", "33 processes", launch=33, **memory(8 * GIB)),
 )
 test_fires_with_words_and_stays_silent_without = judged(*CASES)
-
-
-@pytest.mark.parametrize(
-    ("args", "workers"),
-    [("--num-workers 4", 4), ("--dataloader_num_workers=2", 2), ("--workers many", None), ("--epochs 3", None)],
-)
-def test_workers_come_from_the_scripts_arguments(args: str, workers: int | None) -> None:
-    assert workers_per_process(healthy_launch(target=Target("script", "train.py", tuple(args.split())))) == workers

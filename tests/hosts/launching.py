@@ -69,7 +69,6 @@ def stand_in(folder: Path, program: str) -> str:
 
 
 def write_script(path: Path, lines: Sequence[str]) -> Path:
-    """Write a program of ``lines`` to ``path``."""
     path.write_text("\n".join([*lines, ""]))
     return path
 

@@ -68,7 +68,6 @@ class Gathering:
         self._pool.shutdown(wait=True)
 
     def node(self, rank: int, **changes: Any) -> Future[Verdict]:
-        """Start a node."""
         said, shown = hello(rank, **changes), self.shown.setdefault(rank, [])
         call = replace(self.call, secrets=self._secrets.get(rank, self.call.secrets))
         if rank == 0:

@@ -87,7 +87,6 @@ class Deaf(Peer):
         self.send = self.sent.append  # type: ignore[assignment]
 
     def close(self, *_: object) -> None:
-        """Note it."""
         self.sent.append("closed")
 
     def hand_over(self, what: str, receive: Callable[..., None], **order: object) -> None:

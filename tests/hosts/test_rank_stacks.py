@@ -188,7 +188,6 @@ SHELL = [(RankStack(0, 5, problem="no Python", programs=(number,)), rank(1, *ALL
         ([(WAITING, rank(1, *ALL_REDUCE))] * 5, (), False, True),
         # what computes may take any time
         ([(WORKS, ALONE)] * 5, (), False, False),
-        ([(WAITING, ALONE)] * 5, (0,), False, False),
         # what does nothing and waits for no other is a hang: NCCL waits by spinning, and so does `loss.item()`
         ([(WAITING, ALONE)] * 3, (0, 1), True, True),
         ([(WAITING, ALONE)] * 2, (0, 1), False, False),

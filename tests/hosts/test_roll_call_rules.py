@@ -109,11 +109,9 @@ def test_no_secret_travels() -> None:
 
 
 STRANGERS: tuple[dict[str, Any], ...] = (
-    {"launch": {}},
     {"launch": {**WORDS, "--more": "1"}},
     {"launch": {key: WORDS[key] for key in list(WORDS)[1:]}},
     {"node_rank": 3},
-    {"node_rank": 2147483647},
 )
 
 
@@ -127,10 +125,8 @@ def test_who_says_what_no_node_of_the_launch_would_is_a_stranger(change: dict[st
     [
         (2, {}, None),
         (2, {"launch": {**WORDS, "--run-id": "x"}}, None),  # node 0 was given none
-        (2, {"launch": {**WORDS, "NPROC": "8"}}, "launches-differ"),
         *((2, {"launch": {**WORDS, flag: ""}}, "launches-differ") for flag in WORDS if flag != "--run-id"),
         (2, {"protocol": 9, "launch": {}}, "hosts-differ-ddplaunch"),
-        (1, {"host": "other", "machine": "m"}, "node-rank-twice"),
         (0, {"started_s": 9e9, "pid": 7}, "node-rank-twice"),
         (3, {"launch": {**WORDS, "--nnodes": "4"}}, "launches-differ"),  # a node of a larger launch is named
     ],
@@ -182,7 +178,6 @@ def test_nodes_that_fit_together(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "code", "says"),
     [
-        ({"script": "b"}, "hosts-differ-script", "gpu-2"),
         ({"sources": {name_digest("net.py"): "4567"}}, "hosts-differ-sources", "`net.py` on gpu-2"),
         ({"sources": {}}, "hosts-differ-sources", "`net.py` (missing) on gpu-2"),
         ({"facts": facts_with(python=PythonFacts(PYTHON, "3.9.1"))}, "hosts-differ-python", "3.9 on gpu-2"),

@@ -104,7 +104,6 @@ def test_nothing_of_the_launch_is_on_the_ssh_command_line() -> None:
         (255, "ssh: Could not resolve hostname gpu-x: Name or service not known", "host-name-unresolvable"),
         (255, "@@@\n@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verif", "host-key-changed"),
         (255, "Host key verification failed.", "host-key-unknown"),
-        (255, "me@gpu-x: Permission denied (publickey,password).", "host-login-denied"),
         (255, "me@gate: Permission denied (password).\nConnection closed by UNKNOWN port 65535", "host-login-denied"),
         (255, "ssh: connect to host gpu-x port 22: Connection refused", "host-unreachable"),
         (None, "", "host-unreachable"),

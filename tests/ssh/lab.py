@@ -72,7 +72,6 @@ class Lab:
         in_network(host.pid, "ip", "link", "set", INTERFACE, "down")
 
     def plug_in(self, host: Node) -> None:
-        """Put the cable back."""
         in_network(host.pid, "ip", "link", "set", INTERFACE, "up")
         again = f"ip address replace {host.address6}/64 dev {INTERFACE} nodad"  # the kernel takes those of IPv6 away
         in_network(host.pid, *again.split())

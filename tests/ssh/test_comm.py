@@ -32,7 +32,6 @@ def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 def doctor(made: Lab, hosts: tuple[Node, ...], *words: str) -> subprocess.Popen[str]:
-    """Start `doctor --comm --json` on the login host."""
     names = ",".join(host.name for host in hosts)
     size = "2" if len(hosts) == 1 else "1"
     argv = made.login.command(ddplaunch("doctor", size, "--hosts", names, "--comm", "--json", *words), made.work)
