@@ -9,6 +9,7 @@ from typing import Any
 
 from ddplaunch.checks.known_variables import INEFFECTIVE, KNOWN
 from ddplaunch.checks.variables import near_miss
+from ddplaunch.planning.launch import Variable
 from ddplaunch.planning.options import Options
 from ddplaunch.values.resolved import Resolved, Source
 from tests.checks.cases import fires, in_doctor, judged, silent
@@ -42,11 +43,13 @@ IN_BOTH = (
         **exporting(NCCL_TIMEOUT="1h"),
     ),
 )
+MINE = Variable("NCCL_TIMEOUT", "60", Source("flag", "--env-file job.env"), "yours")
 BY_ENV = healthy_launch(options=Options(env=(Resolved(("NCCL_TIMEOUT", "60"), Source("flag", "--env")),)))
 SEVERAL = healthy_launch(topology=topology(8, 2))
 ON_CPU = healthy_launch(device=Resolved("cpu", Source("flag")))
 CASES = (
     fires("ineffective-variable", "--env … drop `NCCL_TIMEOUT=60` from --env … seconds=60", "warning", launch=BY_ENV),
+    fires("ineffective-variable", "--env-file job.env", "warning", launch=healthy_launch(environment=(MINE,))),
     fires("infiniband-disabled", "mlx5_0:1 is active", "warning", launch=SEVERAL, **exporting(NCCL_IB_DISABLE="1")),
     silent("infiniband-disabled", "one node", **exporting(NCCL_IB_DISABLE="1")),
     silent("infiniband-disabled", launch=SEVERAL, **exporting(NCCL_IB_DISABLE="0")),
