@@ -170,6 +170,7 @@ SILENT: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "two DataLoaders": (both(loaders=[{**LOADER, "replica": None}, {**LOADER, "batch_size": 56}]), {}),
     "batches of unknown size": (both({"batch_size": None}), {}),
     "cut into parts, two a step": (both({"batch_size": 16, "batches": [[1, 2], [2, 2], [3, 2]]}), {"accum": 4}),
+    "two losses": (both(loaders=[], passes=[2, 2, 2]), {}),
     "accumulates": (both({"batches": [[1, 4], [2, 4], [3, 4]]}), {"accum": 4}),
     "fetches ahead, over an epoch": (both({"batches": [[1, 3], [2, 1], [3, 3], [4, 1]]}), {"accum": 2}),
     "fetches ahead, a short epoch": (both({"batches": [[1, 4], [2, 1], [3, 1]]}, steps=3), {"accum": 2}),
