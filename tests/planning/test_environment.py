@@ -66,7 +66,6 @@ AS_IT_IS = "nothing is decided"
         ({}, {"environ": {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}}, "TORCH_NCCL_DUMP_ON_TIMEOUT", "0"),
         ({"nccl_debug": "TRACE"}, {"environ": {"NCCL_DEBUG": "INFO"}}, "NCCL_DEBUG", "TRACE"),
         ({"nccl_debug": "TRACE"}, {"pairs": (("NCCL_DEBUG", "WARN", BY_ENV),)}, "NCCL_DEBUG", "WARN"),
-        ({}, {"pairs": (("WANDB_MODE", "offline", BY_ENV),)}, "WANDB_MODE", "offline"),
         ({"socket_ifname": "=eth0"}, {}, "GLOO_SOCKET_IFNAME", "eth0"),
         ({"socket_ifname": "=eth0"}, {}, "NCCL_SOCKET_IFNAME", "=eth0"),
         ({"socket_ifname": "^docker0,lo"}, {}, "GLOO_SOCKET_IFNAME", AS_IT_IS),

@@ -106,7 +106,6 @@ MICRO, WARMUP = option("--micro", "batch_size"), option("--warmup", "warmup_step
         ("", "batch_size accum", report(TOTAL), "--batch 64", "accum"),
         ("", "batch_size accum", report(STEP, MICRO), "--batch 128 --micro 8", ""),  # the script divides them
         ("", "lr", report(ACCUM, LR, WARMUP), "--lr 0.0004", ""),  # only given numbers
-        ("-v -- a", "lr", report(LR), "--lr 0.0004 -v -- a", ""),
         ("--lr=4e-4", "lr", report(LR), "--lr=4e-4", ""),
         # what the script scales is divided by its factor
         ("", "batch_size lr", scaling(by((WORLD, 1.0))), "--batch 8 --lr 5e-05", ""),
@@ -162,10 +161,6 @@ TAKES_EPOCHS = "`--warmup-epochs` takes epochs (train.py:31)"
         (NO_SCRIPT, ["the options of the program cannot be read (not a Python file)"] * 3),
         (replace(report(complete=False), unread=AT), ["no option for it was found, and train.py:31 may hide one"] * 3),
         (report(EPOCHS, LR, ACCUM), [TAKES_EPOCHS]),
-        (
-            replace(report(EPOCHS, ACCUM), instead=(Instead("lr", "`lr` is 0.1 at train.py:2"),)),
-            ["`lr` is 0.1 at train.py:2", TAKES_EPOCHS],
-        ),
         (replace(report(LR), instead=(Instead("accum", "unread"),)), ["unread", "no option for it was found"]),
         (
             replace(report(EPOCHS, ACCUM), ambiguous=(("lr", ("--lr", "--rate")),)),

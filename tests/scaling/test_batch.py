@@ -11,12 +11,8 @@ from tests.scaling.test_learning_rate import ask, refused, value
 
 
 def test_effective_batch_says_its_formula() -> None:
-    numbers = compute(ask(8, batch_size=16, accum=4))
-    assert numbers.global_batch_size == Resolved(512, Source("computed", "16 × 4 × 8"))
-    assert (numbers.batch_size, numbers.accum) == (
-        Resolved(16, Source("flag", "--batch-size")),
-        Resolved(4, Source("flag", "--accum")),
-    )
+    found = compute(ask(8, batch_size=16, accum=4)).global_batch_size
+    assert found == Resolved(512, Source("computed", "16 × 4 × 8"))
 
 
 def test_nothing_said_gives_nothing_but_the_world_size() -> None:
