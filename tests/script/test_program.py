@@ -319,19 +319,8 @@ READS = "def rank():\n    return int(os.environ['RANK'])\nprint(rank())\n"
             + "if args.n_gpu > 1:\n    mp.spawn(run, nprocs=args.n_gpu)\nelse:\n    run(rank=0, world=1)\n",
             12,
         ),
-        (
-            WORKER
-            + "for rank in range(2):\n    mp.get_context('spawn').Process(target=worker, args=(rank, 2)).start()\n",
-            8,
-        ),
         ("from detectron2.engine import launch as start\nstart(main, args.num_gpus, args=(args,))\n", 5),
         (PARSE + WORKER + LAUNCH + "launch(train, args.n_gpu)\nworker(int(os.environ['RANK']), 4)\n", None),
-        (
-            PARSE
-            + WORKER
-            + "if os.environ.get('RANK') is None:\n    mp.spawn(worker, nprocs=4)\nelse:\n    worker(0, 4)\n",
-            None,
-        ),
         (WORKER + "for number in range(args.workers):\n    mp.Process(target=load).start()\nworker(0, 1)\n", None),
         ("from local import launch\nlaunch(main, args.num_gpus)\ndist.init_process_group('nccl')\n", None),
     ],
