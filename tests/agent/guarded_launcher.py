@@ -1,8 +1,8 @@
 """A launcher that starts a guard and ranks and then hangs, to be killed: ``python -m tests.agent.guarded_launcher``.
 
-Arguments: a directory, a mode, and one program for each rank. "announced" and "unannounced" are what the guard knows of
-the ranks; behind the second a fork holds the socket open. "speaks" stops the guard, says a signal and the last message,
-and is gone; "hurries" says two interrupts instead, and stays. "deaf" has a time limit, and hears no SIGTERM.
+Arguments: a directory, a mode, and one program for each rank. Of "unannounced" ranks the guard knows nothing, and a
+fork holds the socket open. "speaks" stops the guard, says a signal and the last message, and is gone; "hurries" says
+two interrupts instead, and stays. "deaf" has a time limit, and hears no SIGTERM.
 """
 
 from __future__ import annotations

@@ -57,9 +57,6 @@ def second():
     if attempt == 0:
         raise RuntimeError("only once")
 
-def always():
-    raise RuntimeError(f"attempt {attempt}")
-
 def missing():
     import not_to_be_found
 

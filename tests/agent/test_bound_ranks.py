@@ -34,12 +34,11 @@ os._exit(int(attempt == "0" and "fails" in sys.argv))
 """
 
 
-def run(folder: Path, *options: str, before: Sequence[str] = (), arguments: Sequence[str] = (), **env: str) -> str:
+def run(folder: Path, words: Sequence[str], **variables: str) -> str:
     """Run two ranks to their end, and return what ddplaunch said."""
     (folder / "train.py").write_text(SCRIPT)
-    words = [*before, *ddplaunch("run", "2", "--device", "cpu", *options, "--", "train.py"), *arguments]
-    variables = clean_environment(COLUMNS="200", DDPLAUNCH_LOCK_DIR=str(folder / "locks"), **env)
-    ended = subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, timeout=DEADLINE_S)
+    env = clean_environment(COLUMNS="200", DDPLAUNCH_LOCK_DIR=str(folder / "locks"), **variables)
+    ended = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=DEADLINE_S)
     assert ended.returncode == 0, ended.stderr
     return ended.stderr
 
@@ -55,7 +54,8 @@ def cpus(folder: Path, attempt: int = 0) -> list[list[int]]:
 
 
 def test_each_rank_has_cores_of_its_own_warm_and_after_a_restart(tmp_path: Path) -> None:
-    said = run(tmp_path, "--placement", "cores", "--start", "warm", "--max-restarts", "1", arguments=["fails"])
+    options = ("--device", "cpu", "--placement", "cores", "--start", "warm", "--max-restarts", "1")
+    said = run(tmp_path, ddplaunch("run", "2", *options, "--", "train.py", "fails"))
     assert "each of 2 ranks on " in said and "cold start" not in said
     for attempt in (0, 1):
         first, second = cpus(tmp_path, attempt)
@@ -64,21 +64,10 @@ def test_each_rank_has_cores_of_its_own_warm_and_after_a_restart(tmp_path: Path)
         assert warm is (attempt == 0), "a restart is cold"
 
 
-def test_taskset_wins_and_ranks_share_what_it_leaves(tmp_path: Path) -> None:
-    code = f"import os, sys; os.sched_setaffinity(0, [{MINE[1]}]); os.execv(sys.argv[1], sys.argv[1:])"
-    said = run(tmp_path, before=[sys.executable, "-c", code])
-    assert cpus(tmp_path) == [[MINE[1]]] * 2
-    assert f"CPUs {MINE[1]} of " in said and "bound by what started ddplaunch" in said
-    assert "warning[cpus-short]" in said
-
-
 def test_cpus_that_are_gone_leave_ranks_unbound(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
     settings = {"run_id": "gone", "start": "warm", "cpus": ["8000", "8001"], "grace_s": 30.0}
-    env = clean_environment(DDPLAUNCH_AGENT=json.dumps(settings), DDPLAUNCH_NPROC="2", OMP_NUM_THREADS="1")
     words = [sys.executable, "-u", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     words += ["--logs-specs=ddplaunch", "--max-restarts=1", "train.py", "fails"]
-    ended = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=DEADLINE_S)
-    assert ended.returncode == 0, ended.stderr
+    said = run(tmp_path, words, DDPLAUNCH_AGENT=json.dumps(settings), DDPLAUNCH_NPROC="2", OMP_NUM_THREADS="1")
     assert cpus(tmp_path) == cpus(tmp_path, 1) == [MINE] * 2
-    assert ended.stderr.count("ranks are not bound to CPUs: ") == 1
+    assert said.count("ranks are not bound to CPUs: ") == 1

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,8 +28,9 @@ from ddplaunch.values.words import size_text
 from ddplaunch.watch.step_rate import Steps
 from tests.agent.guarded import Guarded
 from tests.agent.plugin_runs import DEADLINE_S
-from tests.hosts.launching import clean_environment, ddplaunch
-from tests.records.fake_runs import record, unique
+from tests.faults.catalogue import small_mount
+from tests.hosts.launching import clean_environment, ddplaunch, run_to_end
+from tests.records.fake_runs import record
 
 LIMIT = 1 << 20
 LINE = b"step %07d of a training that prints all day\n"
@@ -271,75 +270,20 @@ def test_a_full_disk_behind_stdout_reaches_no_rank_and_costs_no_good_run_its_sta
 
 FAILS = """
 import os, sys, time
-rank, what, where = int(os.environ["RANK"]), sys.argv[1], sys.argv[2]
-time.sleep(120 if rank == 0 else 1)  # as a training, which does not fail before its record is begun
-if what == "checkpoint":
-    with open(where + "/model.pt", "wb", buffering=0) as file:
-        while True:
-            file.write(b"x" * 65536)
+time.sleep(120 if os.environ["RANK"] == "0" else 1)  # as a training, which does not fail before its record is begun
 print("the pet is not known", file=sys.stderr)
 {}["bird"]
 """
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", str(disk)], check=False)
-    if done.returncode:
-        pytest.skip("mounting is not allowed here")
-    try:
-        yield disk
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
-
-
 @pytest.mark.slow
 @pytest.mark.root
-@pytest.mark.parametrize(
-    ("what", "code", "says", "afterwards"),
-    [
-        ("full", "script-exception", "KeyError: 'bird'", False),
-        ("checkpoint", "disk-full", "No space left on device", False),
-        ("tmp", "script-exception", "KeyError: 'bird'", True),
-    ],
-)
-def test_three_kinds_of_full_disk(
-    what: str, code: str, says: str, afterwards: bool, small_disk: Path, tmp_path: Path
-) -> None:
-    """``afterwards``: the record holds the explanation as well."""
-    run_id = unique("full")
-    script, records = tmp_path / "train.py", tmp_path / ".ddplaunch" if what == "tmp" else small_disk / "records"
-    script.write_text(FAILS)
-    environment = clean_environment(TMPDIR=str(small_disk)) if what == "tmp" else clean_environment()
-    if what in ("full", "tmp"):
-        with suppress(OSError), (small_disk / "fill").open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(4096))
-    done = subprocess.run(
-        [*ddplaunch(), "run", "2", "--device", "cpu", "--run-dir", str(records), "--run-id", run_id,
-         "--no-checks", "--", "train.py", what, str(small_disk)],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=DEADLINE_S,
-    )  # fmt: skip
-    assert done.returncode == 1, done.stderr
-    assert f"error[{code}]: " in done.stderr and says in done.stderr, done.stderr
-    explained = subprocess.run(
-        [*ddplaunch(), "explain", "--run-dir", str(records), run_id],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=DEADLINE_S,
-    )  # fmt: skip
-    if afterwards:
-        assert f"error[{code}]: " in explained.stdout, explained.stdout + done.stderr
-        assert (records / "runs" / run_id / "outcome.json").exists()
-    else:
-        assert "incomplete: " in done.stderr
-        assert "outcome.json: No space left on device" in " ".join(done.stderr.split())
-        said = " ".join(explained.stdout.split()) or explained.stderr.splitlines()[0]
-        assert said.startswith(
-            (
-                f"error[{code}]: ",  # what is in the files tells as much
-                f"error[unknown]: how run {run_id} ended is not recorded, and its launcher is gone why:",
-                f"nothing failed in what is recorded of run {run_id}, which does not say how it ended",  # no run.json
-                f"error[usage]: `{run_id}` is not a code, run or file",  # not even its folder could be made
-            )
-        )
+def test_where_the_disk_of_records_and_of_temporary_files_is_full_a_failure_is_explained(tmp_path: Path) -> None:
+    """What a rank fills by itself, and how the record is explained then, is tested in ``tests/ssh/test_losses.py``."""
+    (tmp_path / "train.py").write_text(FAILS)
+    full = [*small_mount(".ddplaunch", "16m"), "sh", "-c", 'cat /dev/zero > .ddplaunch/fill; exec "$@"', "sh"]
+    words = ddplaunch("run", "2", "--device", "cpu", "--no-checks", "--", "train.py")
+    environment = clean_environment(TMPDIR=str(tmp_path / ".ddplaunch"))
+    status, said = run_to_end([*full, *words], tmp_path, environment, DEADLINE_S)
+    assert status == 1 and "error[script-exception]: " in said and "KeyError: 'bird'" in said, said
+    assert "incomplete: " in said and "outcome.json: No space left on device" in " ".join(said.split()), said

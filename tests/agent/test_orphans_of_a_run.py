@@ -53,22 +53,26 @@ def pids_of(launcher: subprocess.Popen[bytes]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("told", ["announced", "unannounced"])
-def test_kill_9_of_the_launcher_leaves_no_process(tmp_path: Path, told: str) -> None:
+def test_kill_9_of_a_launcher_leaves_no_process_though_no_rank_was_announced(tmp_path: Path) -> None:
     program = WITH_WORKERS.format(then="time.sleep(300)")
-    launcher = launched(tmp_path, told, program, program)
+    out = [tmp_path / f"run/node-0/attempt-0/rank-{rank}.out" for rank in range(2)]
     of_run: list[int] = []
-    try:
-        of_run = ended_with_its_launcher(launcher, tmp_path, told)
-    finally:
-        for pid in of_run:
-            if runs(pid):
+    with launched(tmp_path, "unannounced", program, program) as launcher:
+        try:
+            seen = pids_of(launcher)
+            of_run = [*seen["ranks"], seen["guard"]]
+            until(lambda: all(file.exists() and len(children(file.read_bytes())) == 2 for file in out), "workers run")
+            of_run += [pid for file in out for pid in children(file.read_bytes())]
+            assert len(of_run) == 7 and all(map(runs, of_run))
+            launcher.kill()
+            until(lambda: not any(map(runs, of_run)), "all of the run ended, and the guard")
+            os.kill(seen["holder"], signal.SIGKILL)
+        finally:
+            for pid in filter(runs, [launcher.pid, *of_run]):
                 os.kill(pid, signal.SIGKILL)
-        launcher.kill()
-        launcher.communicate(timeout=PATIENCE_S)
     ended = pickle.loads((tmp_path / "ended.pickle").read_bytes())
     assert ended.launcher_died and ended.state == "error"
-    assert set(of_run) <= set(ended.left_over)
+    assert {*of_run} - {seen["guard"]} <= {*ended.left_over}
 
 
 SAID = ("failed", "its own words", False)  # state, error, whether it died without a word
@@ -109,27 +113,6 @@ def test_what_torchrun_said_last_counts_though_its_death_is_seen_first(
     assert (ended.state, ended.error, ended.launcher_died, ended.signal, stopped) == seen
 
 
-def ended_with_its_launcher(launcher: subprocess.Popen[bytes], directory: Path, told: str) -> list[int]:
-    """Kill the launcher and return the pids of the run, all of which have ended then."""
-    seen = pids_of(launcher)
-    node = directory / "run/node-0"
-    out = [node / f"attempt-0/rank-{rank}.out" for rank in range(2)]
-    until(lambda: all(file.exists() and len(children(file.read_bytes())) == 2 for file in out), "workers run")
-    if told == "announced":
-        until(lambda: (node / "processes.json").exists(), "process table written")
-        table = json.loads((node / "processes.json").read_text())
-        assert [rank["pid"] for rank in table["ranks"]] == seen["ranks"]
-        assert table["launcher"]["pid"] == launcher.pid and table["guard"]["pid"] == seen["guard"]
-    of_run = [*seen["ranks"], *(pid for file in out for pid in children(file.read_bytes()))]
-    assert len(of_run) == 6 and all(map(runs, of_run))
-    launcher.kill()
-    until(lambda: not any(map(runs, of_run)), "all of the run ended")
-    until(lambda: not runs(seen["guard"]), "the guard ended")
-    if seen["holder"] is not None:
-        os.kill(seen["holder"], signal.SIGKILL)
-    return of_run
-
-
 @pytest.mark.slow
 def test_at_a_good_end_only_what_multiprocessing_made_is_ended(tmp_path: Path) -> None:
     then = """
@@ -141,6 +124,9 @@ os.write(1, b'other %d\\n' % subprocess.Popen(['sleep', '300']).pid)
         guarded.attempt([WITH_WORKERS.format(then=then)])
         guarded.wait()
         until(lambda: len(children(guarded.file("attempt-0/rank-0.out"))) == 2, "workers run")
+        table = json.loads(guarded.file("processes.json"))
+        assert [rank["pid"] for rank in table["ranks"]] == [guarded.ranks[0].pid]
+        assert (table["launcher"]["pid"], table["guard"]["pid"]) == (os.getpid(), guarded.guard.pid)
         status, ended = guarded.end()
         record = guarded.file("attempt-0/rank-0.out")
         other = int(next(line for line in record.splitlines() if line.startswith(b"other")).split()[1])

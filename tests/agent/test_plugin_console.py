@@ -112,7 +112,7 @@ def test_ranks_outlive_guards_and_train_on_without_any(tmp_path: Path) -> None:
 
 
 def test_without_capture_it_is_torchruns_own_way(tmp_path: Path) -> None:
-    run = Run(tmp_path, "always", "--no-capture")
+    run = Run(tmp_path, "missing", "--no-capture")
     assert run.end() == 1
     assert "ChildFailedError" in run.err and "ddplaunch: failed" not in run.err
     assert [each.name for each in run.record.iterdir() if not each.name.startswith(".lock")] == ["run.json"]

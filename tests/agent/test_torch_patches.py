@@ -53,10 +53,6 @@ def test_a_name_is_expected_since_it_was_first_seen() -> None:
     assert all(torch_names.CLOSE_RANK.expected_in(each) for each in ("2.13.0a0+git1234", "3.0", "of our own"))
 
 
-def test_every_name_has_a_fallback() -> None:
-    assert set(TORCH_NAMES) == WITHOUT.keys()
-
-
 @pytest.mark.slow  # imports torch
 @pytest.mark.parametrize("name", [each for each in TORCH_NAMES if each.beside], ids=shown)
 def test_what_is_used_with_a_name_is_there(name: TorchName) -> None:

@@ -44,15 +44,17 @@ if rank == 0:  # as what tidies /tmp does
     shutil.rmtree(os.path.dirname(os.environ["DDPLAUNCH_TOLD"].partition(":")[2]))
 """
 WAITS = """
-import os, sys, time
-from pathlib import Path
+import os
 from ddplaunch import launch
 
-def wait(folder):
-    (Path(folder) / f"rank-{os.environ['RANK']}").write_text(str(os.getpid()))
-    time.sleep(600)
+def wait(name="rank-{RANK}"):
+    import time
+    with open(name.format_map(os.environ), "w") as file:
+        file.write(str(os.getpid()))
+    time.sleep(600 * (name != "launcher"))
 
-launch(wait, nproc=2, args=[sys.argv[1]], grace=1)
+wait("launcher")
+launch(wait, nproc=2, grace=1)
 """
 
 
@@ -133,7 +135,7 @@ def test_what_cannot_travel_is_said(project: Path) -> None:
 
 def test_a_program_that_is_killed_leaves_no_ranks(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(WAITS)
-    command = [sys.executable, "program.py", str(tmp_path)]
+    command = [sys.executable, "program.py"]
     program = subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, start_new_session=True)
     files = [tmp_path / f"rank-{rank}" for rank in (0, 1)]
     until(lambda: all(file.exists() and file.read_text() for file in files), "both ranks run")

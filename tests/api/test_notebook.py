@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,10 @@ import psutil
 import pytest
 from nbclient import NotebookClient
 
+from tests.agent.guarded import until
+from tests.api.test_launch import ROOT, WAITS
+
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
 DEADLINE_S = 240
 
 
@@ -58,33 +59,13 @@ launch(train, nproc=2, args=[30], all_ranks=True)
 """
 
 
-WAITS = """
-import os
-from ddplaunch import launch
-
-def wait(folder):
-    import time
-    with open(f"{folder}/rank-{os.environ['RANK']}", "w") as file:
-        file.write(str(os.getpid()))
-    time.sleep(600)
-
-with open("kernel", "w") as file:
-    file.write(str(os.getpid()))
-launch(wait, nproc=2, args=["."], grace=1)
-"""
-
-
 REFUSED = "launch('nowhere.py', nproc=2)"
 
 
 def _interrupt(folder: Path, ranks: list[psutil.Process]) -> None:
     """Do what a notebook's stop button does, when both ranks run."""
-    end = time.monotonic() + DEADLINE_S / 2
-    files = [folder / "kernel", folder / "rank-0", folder / "rank-1"]
-    while not all(each.exists() and each.read_text() for each in files):
-        time.sleep(0.1)
-        if time.monotonic() > end:
-            return
+    files = [folder / name for name in ("launcher", "rank-0", "rank-1")]
+    until(lambda: all(each.exists() and each.read_text() for each in files), "both ranks run", DEADLINE_S / 2)
     kernel, *pids = (int(each.read_text()) for each in files)
     ranks += map(psutil.Process, pids)
     os.killpg(os.getpgid(kernel), signal.SIGINT)

@@ -34,11 +34,12 @@ from ddplaunch.ui.clean_view import (
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import host_name
+from tests.agent.guarded import until
 from tests.cli.cli_calls import Call, call, folder, spawn
 from tests.conftest import Golden
 from tests.machine.fake_nvml import FakeNvml, fake_nvml, fake_nvml_library
 from tests.planning.sample_launch import launch
-from tests.records.fake_runs import FakeRun, StartRun, outcome, processes_json, record, start_run, unique, wait_for
+from tests.records.fake_runs import StartRun, outcome, processes_json, record, start_run, unique
 
 __all__ = ["call", "fake_nvml", "fake_nvml_library", "folder", "start_run"]
 
@@ -50,10 +51,6 @@ NO_NVML = Unavailable("`libnvidia-ml.so.1` of the NVIDIA driver is not installed
 def no_orphans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide the orphans of this machine: they are another test's, which looks at them."""
     monkeypatch.setattr(clean_command, "leftovers", lambda *_: Leftovers((), (), {}))
-
-
-def gone(run: FakeRun) -> bool:
-    return not run.session_pids
 
 
 @pytest.mark.parametrize("ours", [True, False], ids=["ddplaunch", "torchrun"])
@@ -81,7 +78,7 @@ def test_orphans_are_listed_then_ended_with_all_they_hold(
     assert (data["schema"], data["done"], data["orphans"][0]["kind"]) == (2, True, "ddplaunch" if ours else "torchrun")
     result = "ended" if ours else "killed"
     assert {each["pid"]: each["result"] for each in data["orphans"][0]["processes"]} == dict.fromkeys(pids, result)
-    assert gone(run)
+    assert not run.session_pids
     assert len(alive.session_pids) == 2
     assert call("clean", run.run_id).status == 0
 
@@ -101,7 +98,7 @@ def test_the_question_on_a_terminal(start_run: StartRun, folder: Path, typed: st
     os.close(master)
     answer = b"ended 1 process\n" if ended else b"nothing was changed\n"
     assert (asking.returncode, said) == (not ended, b"end 1 process? [y/N] " + answer)
-    assert gone(run) is ended
+    assert bool(run.session_pids) is not ended
 
 
 def test_gpu_memory_of_orphans_is_shown(start_run: StartRun, fake_nvml: FakeNvml, folder: Path) -> None:
@@ -123,7 +120,7 @@ def test_another_users_orphans_are_listed_and_left(folder: Path, call: Call) -> 
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
     try:
-        assert wait_for(lambda: (each := read_process(pid)) is not None and each.parent != parent.pid)
+        until(lambda: (each := read_process(pid)) is not None and each.parent != parent.pid, "it is an orphan")
         said = call("clean", run_id, "--yes")
         assert said.status == 0 and "not touched" in said.out and str(pid) in said.out
         assert read_process(pid) is not None
