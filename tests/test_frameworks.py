@@ -17,7 +17,7 @@ from tests.readme_blocks import samples
 pytestmark = pytest.mark.slow
 
 PAGE = (Path(__file__).parents[1] / "docs" / "frameworks.md").read_text(encoding="utf-8")
-COMMANDS = re.findall(r"^ddplaunch (run .*)$", PAGE, re.M)
+COMMANDS = re.findall(r"^ddplaunch (run 2 --device cpu .*)$", PAGE, re.M)
 SCRIPTS = [name for name in samples(PAGE) if name.endswith(".py")]
 #: What each launch of the page plans for a rank: twice the rate of one process, with and without accumulation.
 BATCH_SIZE, LEARNING_RATE = 8, 0.02

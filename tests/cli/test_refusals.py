@@ -160,19 +160,22 @@ def test_what_the_checks_refuse(call: Call, folder: Path, words: list[str], code
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "value", "fix"),
     [
-        ("NODE_RANK", "x"),
-        ("NODE_RANK", "99999999"),
-        *(("MASTER_PORT", value) for value in ("²", "-1", LONG, "99999999")),
+        ("NODE_RANK", "x", "`unset NODE_RANK`"),
+        ("NODE_RANK", "99999999", "`--node-rank` 0 to 1"),
+        ("MASTER_PORT", "²", "`unset MASTER_PORT`"),
+        ("MASTER_PORT", "-1", "`unset MASTER_PORT`"),
+        ("MASTER_PORT", LONG, "`unset MASTER_PORT`"),
+        ("MASTER_PORT", "99999999", "`--master-port 29500`"),
     ],
 )
 def test_numbers_of_the_environment(
-    call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+    call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, fix: str
 ) -> None:
     monkeypatch.setenv(name, value)
     said = call("run", "2x2", "--master-addr", "127.0.0.1", "--", "train.py")
-    refused(said, 2, f"fix: `unset {name}`", folder)
+    refused(said, 2, f"fix: {fix}", folder)
 
 
 def test_a_working_directory_that_is_gone(call: Call, folder: Path) -> None:

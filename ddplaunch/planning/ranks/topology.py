@@ -32,7 +32,7 @@ def resolve_topology(
         raise usage(
             f"port {port.value} does not exist",
             why=f"TCP ports are 1 to {_PORT_MAX}; 0 asks for a free one",
-            fix="`--master-port 29500`, or leave it out",
+            fix="`--master-port 29500`",
             where=str(port.source),
         )
     if most == 1:
