@@ -102,7 +102,6 @@ def test_a_name_with_several_addresses_has_time_for_each_and_sshs_own_words_are_
 @pytest.mark.parametrize(
     ("status", "said", "dropped"),
     [
-        (255, DROPPED, True),
         (255, "kex_exchange_identification: read: Connection reset by peer\nConnection reset by 10.0.0.1", True),
         (255, "ssh_exchange_identification: Connection closed by remote host", True),
         (255, "channel 0: open failed: connect failed: Connection refused\nstdio forwarding failed\n" + DROPPED, False),

@@ -59,7 +59,6 @@ def test_each_end_has_its_words(said: str, code: str, what: str) -> None:
         ending("RUNNING", end_s=NOW_S + 9000),
         ending("RUNNING", end_s=NOW_S - 1),
         ending("RUNNING").replace(at(NOW_S), "Unknown"),
-        ending("COMPLETED"),
         ending("FAILED", preempted="x"),
     ],
 )

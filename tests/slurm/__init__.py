@@ -1,1 +1,0 @@
-"""A real Slurm for tests."""
