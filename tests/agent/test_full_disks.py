@@ -28,9 +28,12 @@ from ddplaunch.values.words import size_text
 from ddplaunch.watch.step_rate import Steps
 from tests.agent.guarded import Guarded
 from tests.agent.plugin_runs import DEADLINE_S
+from tests.cli.cli_calls import Call, call, folder
 from tests.faults.catalogue import small_mount
 from tests.hosts.launching import clean_environment, ddplaunch, run_to_end
 from tests.records.fake_runs import record
+
+__all__ = ["call", "folder"]
 
 LIMIT = 1 << 20
 LINE = b"step %07d of a training that prints all day\n"
@@ -146,7 +149,9 @@ def test_steps_are_counted_in_the_next_piece(run: Path) -> None:
     assert steps.progress(Path(pieces_of(file.path or "")[-1].path).stat().st_mtime)[0].step == 7999
 
 
-def test_the_explanation_reads_the_end_and_names_its_file(run: Path) -> None:
+def test_the_explanation_reads_the_end_and_names_its_file(run: Path, call: Call) -> None:
+    words = ("explain", "--run-dir", str(run.parents[1]), "r")  # as a full disk leaves a run: no end is recorded
+    assert call(*words).out.startswith("error[unknown]: how run r ended is not recorded, and its launcher is gone\n")
     file = log(run)
     for start in range(0, 60_000, 1000):
         file.write(lines(1000, start))
@@ -155,6 +160,7 @@ def test_the_explanation_reads_the_end_and_names_its_file(run: Path) -> None:
     names = [source.name for source in recorded_run(run).sources]
     assert names[0] == "node-0/attempt-0/rank-0.out" and len(names) == 3
     assert names[-1].startswith("node-0/attempt-0/rank-0.out.from-")
+    assert call(*words).out.startswith("error[script-exception]: KeyError: 'bird'\n  --> rank 0\n")
 
 
 NO_SIZES = ("", "5", "0G", "900K", "-1G", "1e3G", "99999999T", "٣G", "G", "1 G G")

@@ -28,9 +28,7 @@ AS_MODULE = ["-u", "-m", "torch.distributed.run"]
     ("words", "gpus", "modules", "reason"),
     [
         (AS_MODULE, (), {}, None),
-        (["-u", "-X", "dev", *AS_MODULE[1:]], (), {}, "was not started as"),
         (AS_MODULE[1:], (), {}, "was not started as"),
-        (["-u", "/home/me/launch.py"], (), {}, "was not started as"),
         (AS_MODULE, ("/dev/nvidiactl",), {}, "/dev/nvidiactl is in use"),
         (AS_MODULE, (), {"usercustomize": "/home/me/user.py"}, "/home/me/user.py is run by each interpreter"),
         (AS_MODULE, (), {"sitecustomize": "/home/me/site.py"}, "/home/me/site.py is run by each interpreter"),
