@@ -200,8 +200,8 @@ def children(pid: int) -> list[int]:
     return [one.pid for one in map(read_stat, pids()) if one is not None and one.parent == pid and one.alive]
 
 
-def of_folder(folder: Path) -> list[str]:
-    """Every process whose working directory is ``folder``: ranks, their workers, torchrun and guard.
+def of_folder(folder: Path) -> list[int]:
+    """The pids of every process whose working directory is ``folder``: ranks, their workers, torchrun and guard.
 
     One that is about to end does not count: its pipes may be closed a moment before it is gone.
     """
@@ -209,5 +209,5 @@ def of_folder(folder: Path) -> list[str]:
     for one in map(read_stat, pids()):
         with suppress(OSError):
             if one is not None and not is_ending(one) and Path(f"/proc/{one.pid}/cwd").readlink() == folder:
-                found.append(Path(f"/proc/{one.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode())
+                found.append(one.pid)
     return found

@@ -14,6 +14,7 @@ from ddplaunch.agent.rank_site import taking_part
 from ddplaunch.values.variable_names import PLAN
 from ddplaunch.watch.observed import look
 from ddplaunch.watch.phases import read_phases
+from tests.agent.guarded import ROOT
 from tests.agent.plugin_runs import DEADLINE_S
 from tests.hosts.launching import ANYWHERE, clean_environment, ddplaunch
 
@@ -147,8 +148,7 @@ def test_what_ranks_note_shows_where_they_do_not_train_as_planned(tmp_path: Path
     (tmp_path / "train.py").write_text(TRAIN + FORKED)
     for fault in FAULTS:
         (tmp_path / "node-0" / f"attempt-{fault}").mkdir(parents=True)
-    path = str(Path(__file__).parents[2])
-    environ = clean_environment(WORLD_SIZE="2", RANK="0", FAULTS=",".join(FAULTS), PYTHONPATH=path)
+    environ = clean_environment(WORLD_SIZE="2", RANK="0", FAULTS=",".join(FAULTS), PYTHONPATH=str(ROOT))
     command = [sys.executable, "-W", "ignore", "train.py", "--lr", "0.02"]
     subprocess.run(command, cwd=tmp_path, env=environ, check=True, timeout=DEADLINE_S)
     for fault, told in FAULTS.items():

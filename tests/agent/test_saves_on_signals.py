@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -69,14 +70,10 @@ def by_the_launchers_death(launch: subprocess.Popen[bytes], folder: Path) -> Non
 
 
 def to_every_process(launch: subprocess.Popen[bytes], folder: Path) -> None:
-    """As a batch system does, workers included: each is named by its working directory."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if (entry / "cwd").readlink() == folder:
-                    os.kill(int(entry.name), signal.SIGTERM)
-            except OSError:
-                continue
+    """As a batch system does, workers included."""
+    for pid in of_folder(folder):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
 
 
 def launched(folder: Path, *options: str, words: tuple[str, ...]) -> subprocess.Popen[bytes]:

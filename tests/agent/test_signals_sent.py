@@ -16,11 +16,10 @@ import psutil
 import pytest
 
 from ddplaunch.cli.execute import interruptible
-from tests.agent.guarded import Guarded, until
+from tests.agent.guarded import ROOT, Guarded, until
 from tests.agent.plugin_runs import DEADLINE_S, RUN_ID, Run, children, of_folder, within
 from tests.hosts.launching import clean_environment, ddplaunch
 
-ROOT = Path(__file__).parent.parent.parent
 WAIT = "import time\nprint('up')\ntime.sleep(300)"
 
 

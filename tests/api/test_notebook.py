@@ -15,8 +15,8 @@ import psutil
 import pytest
 from nbclient import NotebookClient
 
-from tests.agent.guarded import until
-from tests.api.test_launch import ROOT, WAITS
+from tests.agent.guarded import ROOT, until
+from tests.api.test_launch import WAITS
 
 pytestmark = pytest.mark.slow
 DEADLINE_S = 240

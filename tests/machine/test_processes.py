@@ -134,8 +134,6 @@ def test_another_users_run_is_told_by_its_command_line() -> None:
 
 
 LOST = process(20, environment=ELASTIC)
-
-
 GUARDED = {**OURS, **ELASTIC, LAUNCH: "a"}
 
 

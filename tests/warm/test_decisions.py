@@ -61,7 +61,6 @@ def test_what_a_process_that_is_forked_must_be_like(
     [
         (("python", "-u", "train.py", "--x"), {**ENVIRON, "RANK": "0", "CUDA_VISIBLE_DEVICES": "1"}, None),
         (("python", "-u", "-m", "package.train"), ENVIRON, None),
-        (("./train", "--x"), ENVIRON, "not the interpreter"),
         (("numactl", "--cpunodebind=0", "python", "-u", "train.py"), ENVIRON, "not the interpreter"),
         (("other", "-u", "train.py"), ENVIRON, "`other` is not the interpreter"),
         (("python", "-u", "-c", "pass"), ENVIRON, "not the interpreter"),

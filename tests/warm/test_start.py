@@ -50,7 +50,6 @@ def test_a_warm_launch_runs_torchrun_as_ranks_are_run() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"start": "warm", "shadow": "queue.py"}, "cold start: `queue.py` in this directory"),
         ({"start": "warm", "capture": False}, "no capture: `--no-capture`; "),
         ({"start": "warm", "preload": "a", "torchrun_arg": ["--tee 3"]}, "no capture: `--tee`"),
         ({"preload": "a", "nproc": "1"}, "`--preload` without effect: only ranks that `--start warm` forks"),
