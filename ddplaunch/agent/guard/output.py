@@ -120,7 +120,9 @@ class Sink:
             try:
                 view = view[os.write(self.descriptor, view) :]
             except BlockingIOError:  # another program made this file description non-blocking
-                select.select([], [self.descriptor], [])
+                room = select.poll()
+                room.register(self.descriptor, select.POLLOUT)
+                room.poll()
             except OSError as error:
                 if error.errno in _FULL:
                     return

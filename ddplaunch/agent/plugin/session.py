@@ -221,11 +221,14 @@ class Session:
 
     def _answer(self, wanted: dict[str, Any], within_s: float | None = None) -> dict[str, Any]:
         """Wait for a message of the guard with these items; return {} if it is gone, or sends none ``within_s``."""
+        answers = select.poll()  # select(2) takes no descriptor from 1024 on
         with contextlib.suppress(OSError, ValueError):
-            channel = self._guard.channel if self._guard else None
-            while channel and select.select([channel], [], [], within_s)[0] and (message := receive(channel)[0]):
-                if wanted.items() <= message.items():
-                    return message
+            if (guard := self._guard) is not None:
+                answers.register(guard.channel, select.POLLIN)
+            while guard and answers.poll(None if within_s is None else within_s * 1000):
+                message, _ = receive(guard.channel)
+                if not message or wanted.items() <= message.items():
+                    return message or {}
         return {}
 
     def directory(self) -> Path | None:
