@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import pty
+import resource
+import time
 import tty
 from pathlib import Path
 
 import pytest
 
+from ddplaunch.agent.guard.output import Sink
 from ddplaunch.agent.guard.rank_streams import LONGEST_LINE_BYTES, Prefixed
 from tests.agent.guarded import Guarded, read_for
 
@@ -88,3 +91,20 @@ def test_a_bar_that_runs_for_hours_takes_no_room() -> None:
         assert lines.feed(b"\rstep %5d of 20000 [====>     ] 3.1 it/s" % number) == b""
     assert sum(map(len, lines._open)) < 1 << 15
     assert lines.feed(b"\n") == b"[a:1] step 19999 of 20000 [====>     ] 3.1 it/s\n"
+
+
+def test_a_console_that_another_program_made_non_blocking_loses_nothing() -> None:
+    """Its descriptor may lie beyond those that select(2) takes, under a shell with many open files."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 2048), limits[1]))
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    sink = Sink(os.dup2(writing, 2000), os.eventfd(0))
+    sink.put(b"x" * 300_000)
+    pieces = [os.read(reading, 1 << 16)]
+    while sum(map(len, pieces)) < 300_000:
+        pieces.append(os.read(reading, 1 << 16))
+    assert sink.writer.wait(time.monotonic() + 10) and not sink.gone
+    for descriptor in (reading, writing, 2000):
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
