@@ -132,7 +132,7 @@ def test_a_rank_that_prints_may_be_waited_for(tmp_path: Path) -> None:
 # Real runs
 
 SCRIPT = r"""
-import os, sys, time
+import os, sys, time, traceback
 import torch, torch.distributed as dist
 from torch.utils.data import DataLoader
 
@@ -188,7 +188,12 @@ elif mode == "timeout":
     impatient = dist.new_group(timeout=timedelta(seconds=2))
     if rank == 1:
         stuck()
-    dist.all_reduce(torch.ones(4), group=impatient)
+    try:
+        dist.all_reduce(torch.ones(4), group=impatient)
+    except RuntimeError:
+        traceback.print_exc()
+        time.sleep(5)  # before torchrun ends the other rank, whose stack is taken meanwhile, on a busy machine too
+        os._exit(1)
 dist.barrier()
 os._exit(0)  # gloo's threads now and then abort an interpreter that ends
 """
