@@ -46,9 +46,10 @@ def launched(*words: str | Path) -> subprocess.Popen[bytes]:
 
 
 def pids_of(launcher: subprocess.Popen[bytes]) -> dict[str, Any]:
-    """Read what a launcher prints; its ranks share its output, and may write before it does."""
+    """Read what a launcher prints; its ranks share its output, and may have written a part of a line before it."""
     assert launcher.stdout
-    pids: dict[str, Any] = json.loads(next(line for line in launcher.stdout if line.startswith(b"{")))
+    line = next(line for line in launcher.stdout if b"{" in line)
+    pids: dict[str, Any] = json.loads(line[line.index(b"{") :])
     return pids
 
 

@@ -77,7 +77,7 @@ def guard_argv(descriptor: int) -> list[str]:
 
 
 _NEW_GUARDS = 3  # per run: a guard that keeps dying at once is of no use
-_JUDGES_S = 20.0  # the guard reads and explains the ranks' output
+_JUDGES_S = 60.0  # the guard reads and explains the ranks' output, on a machine that may be busy
 #: Descriptors for a guard (the original stderr, its socket, two pipes), and for a rank beside its outlets: torchrun
 #: opens both outlets again, and has a pidfd and a connection to its store.
 _OF_GUARD, _OF_RANK = 8, 4
