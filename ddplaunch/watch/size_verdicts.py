@@ -200,7 +200,7 @@ def _of_speed(one: SizeMeasured, base: SizeMeasured, faster: SpeedUp, *, strong:
             fix="more processes on this machine bring nothing; `ddplaunch run --hosts a,b` takes other machines",
         )
     shares = {name: share for name, share in one.shares.items() if share is not None and name not in _COMPUTE}
-    if not longer:
+    if shares and not longer:
         most = max(shares, key=lambda name: shares[name])
         what += f"; {WORDS[most]} takes {percent(shares[most])}"
     return warning(
