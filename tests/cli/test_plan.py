@@ -233,3 +233,9 @@ def test_what_is_asked_of_the_network(flags: dict[str, Any], environ: dict[str, 
     options = parse_options({name: Resolved(value, FLAG) for name, value in flags.items()})
     request = probe_request(options, environ)
     assert (request.master_addr, request.master_port) == asked
+
+
+def test_in_json_errors_come_first_though_a_warning_was_found_before(call: Call, folder: Path) -> None:
+    (folder / "gpu.py").write_text("import torch\nmodel = torch.nn.Linear(2, 2).cuda()\n")
+    findings = json.loads(call("plan", "2", "--device", "cpu", "--json", "--", "gpu.py").out)["findings"]
+    assert [one["severity"] for one in findings] == ["error", "warning"]

@@ -202,3 +202,16 @@ def test_a_folder_or_archive_of_python_runs_as_with_torchrun(call: Call, folder:
         said = call("run", "2", "--device", "cpu", "--dry-run", "--lr", "0.1", "--", name, "3")
         assert said.out.rstrip().endswith(f"-- {name}{passed} 3"), said.err
         assert ("app.pyz will not see" in said.err) is not bool(passed), said.err
+
+
+def test_the_rank_of_a_debugger_exists_and_has_debugpy(
+    call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("run", "2", "--device", "cpu", "--dry-run", "--", "train.py")
+    assert "DDPLAUNCH_DEBUG=1" in call(*words[:2], "--debug", "1", *words[2:]).out
+    for rank in ("2", "-1"):
+        said = call(*words[:2], f"--debug={rank}", *words[2:])
+        assert said.status == 2 and f"`--debug {rank}`: there is no such rank" in said.err
+    monkeypatch.setattr("ddplaunch.cli.commands.launch.run.find_spec", lambda _: None)
+    said = call(*words[:2], "--debug", "1", *words[2:])
+    assert said.status == 2 and "debugpy is not installed" in said.err and "pip install debugpy" in said.err

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ from ddplaunch.ui.launch_view import device_text, launch_panel, number_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.resolved import Resolved, Source
-from tests.cli.cli_calls import Call, call, folder
+from tests.cli.cli_calls import call, folder
 from tests.conftest import Golden
 from tests.planning.sample_launch import FILES, cpu_only, facts, launch, two_nodes
 
@@ -45,19 +44,6 @@ def test_what_the_user_said_and_what_does_not_arrive(golden: Golden) -> None:
         doubts=(("lr", "not passed, train.py decides"), ("accum", "train.py:12 may decide the accumulation")),
     )
     golden("panel-said-80", launch_panel(shown, (), Terminal(80), facts=facts(), record=RECORD))
-
-
-def test_the_rank_of_a_debugger_exists_and_has_debugpy(
-    call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ("run", "2", "--device", "cpu", "--dry-run", "--", "train.py")
-    assert "DDPLAUNCH_DEBUG=1" in call(*words[:2], "--debug", "1", *words[2:]).out
-    for rank in ("2", "-1"):
-        said = call(*words[:2], f"--debug={rank}", *words[2:])
-        assert said.status == 2 and f"`--debug {rank}`: there is no such rank" in said.err
-    monkeypatch.setattr("ddplaunch.cli.commands.launch.run.find_spec", lambda _: None)
-    said = call(*words[:2], "--debug", "1", *words[2:])
-    assert said.status == 2 and "debugpy is not installed" in said.err and "pip install debugpy" in said.err
 
 
 def panel(shown: Launch) -> str:

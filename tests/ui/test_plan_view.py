@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +11,7 @@ from ddplaunch.ui.speech import findings_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import error, warning
 from ddplaunch.values.resolved import Resolved, Source
-from tests.cli.cli_calls import Call, call, folder
+from tests.cli.cli_calls import call, folder
 from tests.conftest import Golden
 from tests.planning.sample_launch import facts, launch
 
@@ -47,12 +45,6 @@ def test_a_plan_is_a_screen_and_loses_no_error(options: Options) -> None:
     whole = findings_text(findings, Terminal(80)) + "\n" + plan_text(launch(), Terminal(80), (), facts())[1]
     assert len(lines) <= 40 and "  lr  --lr 0.0004 (train.py:31)" in lines
     assert lines[-1] == f"{len(whole.splitlines()) - len(lines) + 2} more lines: `--verbose`"
-
-
-def test_in_json_errors_come_first_though_a_warning_was_found_before(call: Call, folder: Path) -> None:
-    (folder / "gpu.py").write_text("import torch\nmodel = torch.nn.Linear(2, 2).cuda()\n")
-    findings = json.loads(call("plan", "2", "--device", "cpu", "--json", "--", "gpu.py").out)["findings"]
-    assert [one["severity"] for one in findings] == ["error", "warning"]
 
 
 def test_a_number_that_may_not_train_is_in_doubt_in_the_table_too() -> None:
