@@ -20,20 +20,14 @@ from typing import Any
 
 from benchmarks.publishing import parser, publish
 from benchmarks.timing import machine
+from tests.cli.test_fit import BEGINNING
 from tests.hosts.launching import clean_environment, ddplaunch
 
 DEADLINE_S, MIB, STEPS, AGAIN = 900, 600, 12, 3
 MEMORY, HEADROOMS = f"{MIB}MiB", {"0": 0.0, "own": 0.1}
 #: Trains one of the models below.
-TRAINING = """
-import argparse, torch
-import torch.distributed as dist
-parser = argparse.ArgumentParser()
-parser.add_argument("--batch-size", type=int, default=2)
-parser.add_argument("--lr", type=float, default=0.01)
-parser.add_argument("--grad-accum", type=int, default=1)
-args = parser.parse_args()
-dist.init_process_group("gloo")
+TRAINING = f"""
+{BEGINNING}
 from torch.nn.parallel import DistributedDataParallel
 MODEL
 optimizer = torch.optim.SGD(model.parameters(), args.lr)

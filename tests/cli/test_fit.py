@@ -18,7 +18,7 @@ from ddplaunch.watch.phases import RankPhases
 from tests.cli.cli_calls import NO_COMPILER, Call
 from tests.hosts.launching import clean_environment, ddplaunch
 
-TRAINING = f"""
+BEGINNING = """
 import argparse, torch
 import torch.distributed as dist
 parser = argparse.ArgumentParser()
@@ -27,6 +27,9 @@ parser.add_argument("--lr", type=float, default=0.01)
 parser.add_argument("--grad-accum", type=int, default=1)
 args = parser.parse_args()
 dist.init_process_group("gloo")
+"""
+TRAINING = f"""
+{BEGINNING}
 {NO_COMPILER}
 model = torch.nn.Linear(16, 1 << 19, bias=False)  # a sample takes some 40 MiB
 optimizer = torch.optim.SGD(model.parameters(), args.lr)
