@@ -34,7 +34,6 @@ from typing import Any, TypedDict
 _MESSAGE_BYTES = 1 << 16  # what is longer travels as a file in memory, the first descriptor
 _DESCRIPTORS = 250  # the kernel passes 253 at once (SCM_MAX_FD)
 
-
 #: Signals that batch systems may send to every process of a job; the guard must survive them.
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGTSTP", "SIGTTOU", "SIGTTIN", "SIGPIPE", "SIGALRM")
 IGNORED = tuple(map(signal.Signals.__getitem__, _NAMES))

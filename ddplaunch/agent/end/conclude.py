@@ -91,9 +91,7 @@ def conclude(
     else:
         explanation = explain_attempt(settings, last, ended)
     accused = explanation.diagnosis.rank if explanation.diagnosis else None
-    first = None
-    if last is not None:
-        first = first_failed(last.ranks, accused, last.first)
+    first = None if last is None else first_failed(last.ranks, accused, last.first)
     failed = accused if ended.stopped is not None else None if first is None else first.rank
     outcome = RunOutcome(
         run_id=settings.run_id,

@@ -221,11 +221,12 @@ class Session:
 
     def _answer(self, wanted: dict[str, Any], within_s: float | None = None) -> dict[str, Any]:
         """Wait for a message of the guard with these items; return {} if it is gone, or sends none ``within_s``."""
+        if (guard := self._guard) is None:
+            return {}
         answers = select.poll()  # select(2) takes no descriptor from 1024 on
         with contextlib.suppress(OSError, ValueError):
-            if (guard := self._guard) is not None:
-                answers.register(guard.channel, select.POLLIN)
-            while guard and answers.poll(None if within_s is None else within_s * 1000):
+            answers.register(guard.channel, select.POLLIN)
+            while answers.poll(None if within_s is None else within_s * 1000):
                 message, _ = receive(guard.channel)
                 if not message or wanted.items() <= message.items():
                     return message or {}
