@@ -49,9 +49,10 @@ class StatusLine:
             folder, rank = f"{self._run.settings.node_directory}/attempt-{attempt.number}", min(attempt.ranks)
             printed = [read_end(f"{folder}/rank-{rank}.{stream}", _READ_BYTES) for stream in ("out", "err")]
             draws = any(map(_MOVES.search, printed))
-            absent = [rank for rank, life in attempt.ranks.items() if not _has_joined(f"/proc/{life.pid}/task")]
-            if 0 < len(absent) < len(attempt.ranks):
-                doing = f"waiting for {ranks_text(absent)}"
+            if self._starts:
+                absent = [rank for rank, life in attempt.ranks.items() if not _has_joined(f"/proc/{life.pid}/task")]
+                if 0 < len(absent) < len(attempt.ranks):
+                    doing = f"waiting for {ranks_text(absent)}"
             if any(printed):
                 from ddplaunch.watch.step_rate import progress_line  # not while torch is imported: it takes 0.1 s
 
