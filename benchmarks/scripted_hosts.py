@@ -134,7 +134,7 @@ class Host:
             return
         answers: dict[str, dict[str, Any]] = {
             "listen": {"listening": {"port": order.get("port") or 29500, "addresses": [address]}},
-            "reach": {"reached": [[name, address, name] for name in order.get("addresses", ())]},
+            "reach": {"reached": [[name, address, name] for (name,), _ in order.get("places", ())]},
         }
         play.after(2 * play.script.round_trip_s, lambda: self.say(answers[what]))
 

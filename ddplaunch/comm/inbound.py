@@ -14,7 +14,7 @@ from ddplaunch.planning.hosts_plan import Meeting, names_text
 from ddplaunch.values import codec
 from ddplaunch.values.finding import Finding, error
 
-_PATIENCE_S = 10.0
+_PATIENCE_S = 30.0  # for all hosts together
 
 
 async def connected(links: Sequence[Link], port: int | None, address: str | None) -> Meeting | tuple[Finding, ...]:
@@ -28,12 +28,11 @@ async def connected(links: Sequence[Link], port: int | None, address: str | None
     first, *others = links
     nonce = secrets.token_hex(8)
     answers = await replies(others, {"what": "listen", "port": 0, "nonce": nonce}, _PATIENCE_S)
-    closed = []
-    for link, own_address in zip(others, meeting.local[1:], strict=True):
-        question = {"what": "reach", "addresses": [own_address], "port": _port(answers.get(link, {})), "nonce": nonce}
-        answer = (await replies([first], question, _PATIENCE_S)).get(first, {})
-        if own_address not in routes_in(answer):
-            closed.append(link.name)
+    address_of = dict(zip(others, meeting.local[1:], strict=True))
+    places = [([address], _port(answers.get(link, {}))) for link, address in address_of.items()]
+    question = {"what": "reach", "places": places, "nonce": nonce}
+    routes = routes_in((await replies([first], question, _PATIENCE_S)).get(first, {}))
+    closed = [link.name for link, address in address_of.items() if address not in routes]
     if not closed:
         return meeting
     return (

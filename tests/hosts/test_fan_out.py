@@ -88,17 +88,6 @@ def test_dead_hosts_cost_the_others_nothing(links: Links, tmp_path: Path, monkey
     assert set(settled[:2]) == {"live0", "live1"}  # although the dead ones took the whole window first
 
 
-def test_a_name_with_several_addresses_has_time_for_each_and_sshs_own_words_are_the_reason(
-    links: Links, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: [("one",), ("two",)])
-    words = "ssh: connect to host gpu-x port 22: Connection timed out"
-    slow = ["sh", "-c", f"sleep 0.4; echo {words} >&2; exit 255"]
-    (reached,) = links.run(FanOut(links, lambda name: links.open(name, slow), 0.1).reach(["ada@gpu-x"]))
-    assert (reached.status, reached.limit_s) == (255, 10.1)
-    assert reached.failure("python").why == words
-
-
 @pytest.mark.parametrize(
     ("status", "said", "dropped"),
     [

@@ -118,7 +118,7 @@ class Told(Peer):
         self.ports: list[int | None] = []
 
     async def ask(self, *asked: Any) -> dict[str, Any]:
-        self.ports.append(asked[0]["port"])
+        self.ports += [asked[0]["port"]] if "port" in asked[0] else [port for _, port in asked[0]["places"]]
         return self._reply
 
 
@@ -163,7 +163,7 @@ def test_the_host_that_takes_no_connection_is_named(links: Links) -> None:
         peers.append(Told(name, listening=listening, reached=[["10.0.0.1", f"10.0.0.{own}", "10.0.0.1"]]))
     (finding,) = links.run(connected([cast(Link, peer) for peer in peers], None, None))  # type: ignore[misc]
     assert (finding.code, finding.where) == ("hosts-not-connected", ("c",))
-    assert [peer.ports for peer in peers] == [[None, 41002, 0], [29500, 0], [29500, 0]]
+    assert [peer.ports for peer in peers] == [[None, 41002, 0], [29500, 29500, 0], [29500, 29500, 0]]
 
 
 def test_a_question_to_such_a_host_is_answered_by_a_finding() -> None:

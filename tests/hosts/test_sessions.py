@@ -197,6 +197,22 @@ def test_a_port_at_which_another_program_answers_is_not_reached() -> None:
             thread.join(60)
 
 
+def test_hosts_are_tried_all_at_once() -> None:
+    """None of them speaks before the last one is called."""
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+
+        def greet() -> None:
+            for connection in [server.accept()[0] for server in (one, other)]:
+                connection.sendall(b"nonce")
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        places = [(["127.0.0.1"], server.getsockname()[1]) for server in (one, other)]
+        said = Answers().to({"what": "reach", "places": places, "nonce": "nonce"})
+        assert said == {"reached": [("127.0.0.1",) * 3] * 2}
+        thread.join(60)
+
+
 def test_a_host_offers_its_fastest_addresses_and_says_why_it_cannot_listen(monkeypatch: pytest.MonkeyPatch) -> None:
     ethernet = Interface("eth0", True, False, ("fe80::1", "fd00::2", "10.0.0.2"), 1000)
     others = (Interface("lo", True, True, ("127.0.0.1",)), Interface("eth1", False, False, ("10.9.0.1",)))
@@ -207,7 +223,7 @@ def test_a_host_offers_its_fastest_addresses_and_says_why_it_cannot_listen(monke
     assert heard["addresses"] == ["10.1.0.2", "10.0.0.2", "fd00::2"] and 29500 <= heard["port"] < 30500
     taken = {"what": "listen", "port": heard["port"], "nonce": "n"}
     assert first.to({"what": "clock"})["wall"] > 0, "which leaves the meeting open"
-    assert first.to({"what": "reach", "addresses": [], "port": 1, "nonce": ""}) == {"reached": []}, "and so does this"
+    assert first.to({"what": "reach", "places": [], "nonce": ""}) == {"reached": []}, "and so does this"
     in_use = {"port": heard["port"], "addresses": [], "problem": "Address already in use"}
     assert second.to(taken)["listening"] == in_use
     with socket.create_connection(("127.0.0.1", heard["port"])):  # and says nothing, nor goes

@@ -20,6 +20,7 @@ from ddplaunch.values.frozen import dataclass
 
 _PORTS = range(29500, 30500)  # below Linux's ephemeral ports (from 32768), which outgoing connections use
 _REACH_S = 1.5  # for one address
+_AT_ONCE = 64  # addresses; 1,000 that answer nothing take 24 s
 _CLOSES_S = 0.5
 
 
@@ -61,7 +62,11 @@ class Answers:
         if what == "clock":
             return {**order, "wall": time.time()}
         if what == "reach":
-            return {"reached": reached(order["addresses"], int(order["port"]), str(order["nonce"]))}
+            from concurrent.futures import ThreadPoolExecutor
+
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                routes = pool.map(lambda place: reached(place[0], place[1], str(order["nonce"])), order["places"])
+                return {"reached": [route for of_place in routes for route in of_place]}
         self.close_meeting()
         if what == "facts":
             return facts(codec.from_plain(order["question"], Question))

@@ -148,7 +148,7 @@ async def meet(links: Sequence[Link], port: int | None, address: str | None) -> 
             ),
         )
     addresses = [address] if address else listening.addresses
-    question = {"what": "reach", "addresses": addresses, "port": listening.port, "nonce": nonce}
+    question = {"what": "reach", "places": [([one], listening.port) for one in addresses], "nonce": nonce}
     answers = await replies(other_links, question, _MEET_S)
     routes = {link.name: routes_in(answers.get(link, {})) for link in other_links}
     for candidate in addresses:

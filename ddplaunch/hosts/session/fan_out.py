@@ -12,13 +12,11 @@ import asyncio
 import math
 import os
 import random
-import socket
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from ddplaunch.hosts.session.links import Link, Links
-from ddplaunch.hosts.ssh import CONNECT_S, was_dropped
+from ddplaunch.hosts.ssh import was_dropped
 from ddplaunch.values.finding import Finding, RefusedError, error
 
 TRIES = 8
@@ -68,9 +66,6 @@ class FanOut:
             link.limit_s = self._deadline_s
             link.until_s = until_s = min(until_s, time.monotonic() + self._deadline_s)
             await self._give_up_place(link)
-            if not await link.begins(until_s) and link.status is None:  # ssh may try one address after another
-                link.limit_s += CONNECT_S * await _further_addresses(name)
-                link.until_s = until_s = until_s + link.limit_s - self._deadline_s
             if await link.begins(until_s) or not was_dropped(link.status, link.stderr_text):
                 return link
             now = time.monotonic()
@@ -105,13 +100,6 @@ class FanOut:
         """Halve the window, once for all drops of a burst."""
         if now - self._shrunk_s >= _SHRINK_EVERY_S:
             self._window, self._shrunk_s = max(1.0, self._window / 2), now
-
-
-async def _further_addresses(name: str) -> int:
-    with suppress(OSError):
-        found = await asyncio.get_running_loop().getaddrinfo(name.rpartition("@")[2], 22, proto=socket.IPPROTO_TCP)
-        return len(found) - 1
-    return 0
 
 
 def _too_many(sessions: int, problem: OSError) -> Finding:
