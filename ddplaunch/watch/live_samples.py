@@ -25,7 +25,6 @@ from ddplaunch.watch.stragglers import stragglers
 
 _KEPT = 60
 _JUDGED_EVERY = 5  # samples; findings are based on medians, which change slowly
-_BARS = "▁▂▃▄▅▆▇█"
 _FRESH_S = 10.0  # beyond the interval, after which the sample of a silent host is no longer shown
 
 #: Yields, until the run has ended, the newest sample of each host by node.
@@ -40,7 +39,6 @@ class Watched:
         self.samples: deque[Sample] = deque(maxlen=_KEPT)
         self.findings: tuple[Finding, ...] = ()
         self.ended = False
-        self._losses: deque[float] = deque(maxlen=20)  # as many bars fit into narrow terminals
         self._source, self._looks = samples, 0
         self._by_node: dict[int, deque[Sample]] = {}
 
@@ -57,21 +55,9 @@ class Watched:
         joined = _joined(list(newest.values()))
         if joined.ranks or not self.samples:
             self.samples.append(joined)
-        for rank in joined.ranks[:1]:
-            if isinstance(rank.loss, float) and rank.loss not in [*self._losses][-1:]:
-                self._losses.append(rank.loss)
         self._looks += 1
         if self._looks % _JUDGED_EVERY == 0:
             self.findings = tuple(finding for node in newest for finding in stragglers(tuple(self._by_node[node])))
-
-    def curve(self) -> tuple[str, ...]:
-        """Return the first rank's last losses as bars between the oldest and the newest; nothing for fewer than two."""
-        losses = self._losses
-        if len(losses) < 2:
-            return ()
-        low, high = min(losses), max(losses)
-        bars = "".join(_BARS[round(7 * (loss - low) / (high - low))] for loss in losses)
-        return (f"loss {losses[0]:.4g} {bars} {losses[-1]:.4g}",)
 
 
 def samples_here(run: RunProcesses) -> Samples:

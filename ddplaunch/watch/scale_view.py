@@ -27,14 +27,12 @@ def progress_text(one: SizeMeasured, took_s: float, terminal: Terminal) -> str:
     return terminal.note(f"{_name(one)}: {what} ({duration_text(took_s)})")
 
 
-def scale_text(
-    sizes: Sequence[SizeMeasured], terminal: Terminal, *, strong: bool, dataset_size: int | None = None
-) -> str:
+def scale_text(sizes: Sequence[SizeMeasured], terminal: Terminal, *, strong: bool) -> str:
     """Return the table, reasons why it is unsure, and a verdict for each size."""
     base, lines = base_of(sizes), list[str]()
     if measured := [one for one in sizes if one.ranks]:
         names = [_name(one) for one in measured]
-        rows = _rows(measured, base, strong=strong, dataset_size=dataset_size)
+        rows = _rows(measured, base, strong=strong)
         filled_rows = [
             {"": title, **dict(zip(names, texts, strict=True))} for title, texts in rows.items() if any(texts)
         ]
@@ -66,11 +64,8 @@ def _name(one: SizeMeasured) -> str:
     return count(one.processes, "process")
 
 
-def _rows(
-    sizes: Sequence[SizeMeasured], base: SizeMeasured | None, *, strong: bool, dataset_size: int | None
-) -> dict[str, list[str]]:
+def _rows(sizes: Sequence[SizeMeasured], base: SizeMeasured | None, *, strong: bool) -> dict[str, list[str]]:
     speeds = [speed_up(one, base, strong=strong) for one in sizes]
-    epochs = [dataset_size / one.samples_per_s if dataset_size and one.samples_per_s else None for one in sizes]
     shares = {
         "communication" if name == "comm" else name: [
             "unknown" if (share := one.shares[name]) is None else percent(share) for one in sizes
@@ -84,11 +79,10 @@ def _rows(
         "efficiency": ["" if speed is None else percent(speed.efficiency) for speed in speeds],
         **shares,
         "peak memory": [size_text(one.peak_bytes) for one in sizes],
-        "time per epoch": ["" if epoch_s is None else duration_text(epoch_s) for epoch_s in epochs],
     }
 
 
-def scale_json(sizes: Sequence[SizeMeasured], *, strong: bool, dataset_size: int | None = None) -> dict[str, Any]:
+def scale_json(sizes: Sequence[SizeMeasured], *, strong: bool) -> dict[str, Any]:
     """Return everything as JSON values, schema 2; times in seconds, memory in bytes, shares from 0 to 1."""
     base, rows = base_of(sizes), []
     for one in sizes:
@@ -102,9 +96,8 @@ def scale_json(sizes: Sequence[SizeMeasured], *, strong: bool, dataset_size: int
                 "shares": one.shares if one.ranks else None,
                 "speed_up": None if faster is None else round(faster.speed_up, 4),
                 "efficiency": None if faster is None else round(faster.efficiency, 4),
-                "epoch_s": dataset_size / one.samples_per_s if dataset_size and one.samples_per_s else None,
                 "verdict": None if finding is None else {"finding": plain(finding.finding), "text": finding.text},
                 "unsure": noise(one) or None,
             }
         )
-    return {"schema": _SCHEMA, "strong": strong, "dataset_size": dataset_size, "sizes": rows}
+    return {"schema": _SCHEMA, "strong": strong, "sizes": rows}

@@ -118,7 +118,7 @@ SIZES = [
 
 @pytest.mark.parametrize("width", [80, 40])
 def test_the_answer(golden: Golden, width: int) -> None:
-    shown = scale_text(SIZES, Terminal(width=width), strong=False, dataset_size=50_000)
+    shown = scale_text(SIZES, Terminal(width=width), strong=False)
     golden(f"scale-{width}", shown)
     assert max(map(len, shown.splitlines())) <= width or "`" in shown
     assert progress_text(SIZES[0], 3, Terminal(80)) == "1 process: 100 steps of 100 ms, 80 samples/s (3.0 s)\n"
@@ -126,11 +126,11 @@ def test_the_answer(golden: Golden, width: int) -> None:
 
 
 def test_the_json() -> None:
-    found = json.loads(json.dumps(scale_json(SIZES, strong=False, dataset_size=50_000)))
+    found = json.loads(json.dumps(scale_json(SIZES, strong=False)))
     assert found["schema"] == 2 and [each["processes"] for each in found["sizes"]] == [1, 2, 4, 8, 16]
     assert found["sizes"][2]["verdict"]["finding"]["code"] == "communication-bound"
     assert found["sizes"][3]["problem"]["code"] == "trial-failed" and found["sizes"][3]["verdict"] is None
-    assert found["sizes"][1]["speed_up"] == 1.9048 and found["sizes"][0]["epoch_s"] == 625
+    assert found["sizes"][1]["speed_up"] == 1.9048
 
 
 @pytest.mark.parametrize(

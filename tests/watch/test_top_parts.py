@@ -18,7 +18,6 @@ from ddplaunch.ui.live.top_view import TopView, top_lines, top_text
 from ddplaunch.ui.terminal import Terminal, cells
 from ddplaunch.values.codec import plain
 from ddplaunch.watch.gpu_usage import GpuUsage
-from ddplaunch.watch.live_samples import Watched
 from ddplaunch.watch.sampler import RankUsage, host_sample
 from ddplaunch.watch.step_rate import Steps
 from ddplaunch.watch.stragglers import late_rank, stragglers
@@ -224,15 +223,3 @@ def test_json_of_a_sample_can_be_read_by_anybody() -> None:
     assert value["ranks"][0]["step_rate"] == 12.0 and value["no_gpus"] is None
     assert sample_of({**value, "of_a_later_version": 1}) == run_samples(1)[0]
     assert sample_of({"at_s": 1}) is None
-
-
-def test_a_small_curve_of_the_loss() -> None:
-    """Of what the first rank printed, which most samples see unchanged; words are no losses, and one is no curve."""
-    series = [with_rank(run_samples(1, 2), 0, loss=loss)[0] for loss in (None, 2.0, 2.0, 1.0, "nan", 0.25, 0.25, 0.5)]
-    watched = Watched(iter([{0: sample} for sample in series]))
-    curves = []
-    for _ in series:
-        watched.look()
-        curves.append(watched.curve())
-    assert curves[:3] == [()] * 3 and curves[3] == curves[4] == ("loss 2 █▁ 1",)
-    assert watched.curve() == ("loss 2 █▄▁▂ 0.5",)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from ddplaunch.cli.configuration import with_configuration
 from ddplaunch.cli.parsing.command import OUTPUT, Command, trial_options
@@ -55,14 +54,11 @@ def scale(typed: TypedLaunch, json: bool | None, steps: int | None, in_place: bo
     measured: list[SizeMeasured] = []
     runs = Trials("scale", first, typed, measure, in_place=bool(in_place))
     interrupted = runs.run_all(_series(sizes, first, launch, options, measured))
-    shown: Any = {
-        "strong": options.global_batch_size is not None,
-        "dataset_size": value_of(options.dataset_size, None),
-    }
+    strong = options.global_batch_size is not None
     if json:
-        answer_json(scale_json(measured, **shown))
+        answer_json(scale_json(measured, strong=strong))
     else:
-        answer(scale_text(measured, Terminal.of(sys.stdout), **shown))
+        answer(scale_text(measured, Terminal.of(sys.stdout), strong=strong))
     if interrupted:
         rest = sizes[len(measured) - 1 :]
         say(f"interrupted at size {rest[0]}: `ddplaunch scale {','.join(map(str, rest))} …` measures the rest")
