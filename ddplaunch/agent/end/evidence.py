@@ -77,7 +77,7 @@ def _elsewhere(ended: EndedRun) -> Diagnosis:
 
 def _sources(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | None) -> list[LogSource]:
     """Return the files of the attempt, and torchrun's own messages if the run is over."""
-    base = Path(settings.directory or ".")
+    base = Path(settings.directory)
     ranks = () if attempt is None else attempt.ranks
     unwritten = {} if attempt is None else attempt.unwritten
     sources: list[LogSource] = []

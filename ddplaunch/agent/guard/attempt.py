@@ -123,11 +123,12 @@ class Attempt:
         by_rank = {failure["rank"]: failure for failure in failures}
         for one in self.ranks.values():
             failure = by_rank.get(one.rank)
-            if failure and failure.get("pid") in (one.pid, None):
-                if not one.status and (code := failure.get("exit_code")) is not None:
+            if failure and failure["pid"] == one.pid:
+                if not one.status:
+                    code = failure["exit_code"]
                     one.status = -code if code < 0 else code << 8
-                    one.ended_s = one.ended_s or float(failure.get("timestamp_s", 0)) or steady_s()
-            elif succeeded and one.status is None and one.pid is not None:
+                    one.ended_s = one.ended_s or float(failure["timestamp_s"]) or steady_s()
+            elif succeeded and one.status is None:
                 one.status = 0
         others = [one for one in self.ranks.values() if one not in self.order]
         ordered, unordered = ([one.end() for one in ranks if not one.closed] for ranks in (self.order, others))

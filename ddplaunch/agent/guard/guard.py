@@ -44,7 +44,7 @@ def main(descriptor: int) -> None:
     status = 70  # EX_SOFTWARE: the plug-in starts another guard
     settings = Settings()
     try:
-        settings = Settings.from_json(os.environ.get(SETTINGS) or "{}")
+        settings = Settings.from_json(os.environ[SETTINGS])
         with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
             file.write("ddplaunch-guard")  # the name in process tables
         channel = socket.socket(fileno=descriptor)
@@ -77,7 +77,7 @@ class GuardedRun:
         self._sweeps = Sweeps(self._loop.at)
         self._end: dict[str, Any] = {}  # torchrun's "end" message
         self._elsewhere: dict[str, Any] = {}  # how another node ended
-        self._launcher_died = self._killed = False
+        self._launcher_died = False
         self._stopped: Diagnosis | None = None  # why the run was ended at a time-out
         self._background = Writer(self._wake, 0)
         run = Guarding(settings, self._loop, self._console.say, self._aside, self._latest)
@@ -323,8 +323,7 @@ class GuardedRun:
             self._order_to_end()
             if self._stopped is None:  # a person or a scheduler sent it
                 self._signals.tell_waiting(self._signals.first)
-        if self._signals.interrupts > 1 and not self._killed:
-            self._killed = True
+        if self._signals.interrupts > 1:
             self._sweep(self._attempts[-1], at_once=True)
 
     def _resized(self) -> None:
