@@ -119,7 +119,7 @@ def conclude(
     if decided is not outcome:
         problem = _written(directory, decided)
     outcome = decided
-    kept = directory is not None and problem is None  # else the launcher of all hosts could not read it
+    kept = problem is None  # else the launcher of all hosts could not read it
     one_console = "SLURM_STEP_ID" in os.environ  # of all nodes
     alike = cause is not None or outcome.state in ("succeeded", "terminated") or _left_in_time(ended, outcome)
     if (settings.silent and kept) or (one_console and settings.node and alike):
@@ -209,16 +209,16 @@ def _told_by_another(ended: EndedRun, outcome: RunOutcome) -> RunOutcome | None:
         return None
     if told.state != "failed" and "SLURM_STEP_ID" in os.environ:
         return None  # Slurm ended all nodes
-    mine = outcome.state == "failed" and not _only_survived(outcome)
-    if mine and first_failed_node({outcome.node: outcome, told.node: told}) is outcome:
+    if not _only_survived(outcome) and first_failed_node({outcome.node: outcome, told.node: told}) is outcome:
         return None
     return told
 
 
 def caused_by(outcome: RunOutcome, cause: RunOutcome) -> RunOutcome:
     """Return ``outcome`` with diagnosis and exit status of ``cause``, the other node whose failure ended this one."""
-    found = cause.diagnosis
-    attempts = outcome.attempts
+    found, attempts = cause.diagnosis, outcome.attempts
+    if found is not None:
+        found = replace(found, host=found.host or cause.host)
     if attempts:
         attempts = (*attempts[:-1], replace(attempts[-1], failed=True, diagnosis=found))
     return replace(
@@ -226,7 +226,7 @@ def caused_by(outcome: RunOutcome, cause: RunOutcome) -> RunOutcome:
         state="failed",
         exit_status=cause.exit_status,
         first_failed_rank=cause.first_failed_rank,
-        diagnosis=None if found is None else replace(found, host=found.host or cause.host),
+        diagnosis=found,
         cascade=cause.cascade,
         attempts=attempts,
     )
@@ -278,7 +278,7 @@ def _attempt(
     last = explanation is not None
     diagnosis = explanation.diagnosis if explanation is not None else _explained.get(attempt.attempt)
     own = any(failed_by_itself(each) for each in attempt.ranks)
-    directory = Path(settings.directory or ".")
+    directory = Path(settings.directory)
     return AttemptOutcome(
         attempt.attempt,
         round(attempt.started_s, 3),
