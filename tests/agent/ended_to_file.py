@@ -44,9 +44,9 @@ if _LONGER_S is not None:
 def conclude(settings: Settings, ended: EndedRun, say: Callable[[str], None], hear: Callable[[float], None]) -> int:
     import pickle
 
-    hear(0.0)
     with open(os.environ["GUARD_TEST_ENDED"], "wb") as file:
         pickle.dump(ended, file)
+    hear(0.0)
     if "GUARD_TEST_FAILS" in os.environ:
         raise ZeroDivisionError
     say("concluded\n")
@@ -54,4 +54,6 @@ def conclude(settings: Settings, ended: EndedRun, say: Callable[[str], None], he
 
 
 def attempt_ended(settings: Settings, attempt: EndedAttempt) -> tuple[str, bool]:
+    if "GUARD_TEST_FAILS" in os.environ:
+        raise ZeroDivisionError
     return f"attempt {attempt.attempt} ended\n" if attempt.first is not None else "", attempt.first == 1

@@ -96,6 +96,7 @@ class Guarded:
         until(lambda: comm.read_text() == "ddplaunch-guard\n", "the guard is up")
         self.ranks: dict[int, subprocess.Popen[bytes]] = {}
         self.held: list[int] = []
+        self.verdicts: dict[int, bool] = {}  # by attempt: whether a restart cannot help
         self.signals = os.pipe2(os.O_NONBLOCK)
         send(self.channel, {"op": "listen"}, [self.signals[0]])
 
@@ -169,6 +170,7 @@ class Guarded:
         message, _ = receive(self.channel)
         assert message, "the guard died"
         while message["op"] != "done":
+            self.verdicts[message["attempt"]] = message["final"]
             message, _ = receive(self.channel)
             assert message, "the guard died"
         assert self.guard.wait(PATIENCE_S) == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pty
-import shutil
 import signal
 import time
 import tty
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.agent.protocol import send
-from tests.agent.guarded import PATIENCE_S, Guarded, read_for, until, waits_for
+from tests.agent.guarded import PATIENCE_S, Guarded, read_for, until
 
 BOTH = """
 import sys
@@ -76,29 +75,6 @@ def test_a_reader_that_is_gone_costs_neither_the_rank_nor_its_record(tmp_path: P
         status, ended = guarded.end()
         assert (guarded.ranks[0].returncode, status, ended.unrecorded) == (0, 0, None)
         assert guarded.file("attempt-0/rank-0.out").endswith(b"more\nend\n")
-
-
-@pytest.mark.slow
-def test_a_deleted_directory_stops_nothing(tmp_path: Path) -> None:
-    out, go = tmp_path / "out", tmp_path / "go"
-    program = f"print('before')\n{waits_for(go)}print('after')"
-    with out.open("wb") as console, Guarded(tmp_path, console, 2) as guarded:
-
-        def removed() -> bool:
-            shutil.rmtree(guarded.directory, ignore_errors=True)  # the guard may write into it at the same moment
-            return not guarded.directory.exists()
-
-        guarded.attempt([program])
-        until(lambda: out.read_bytes() == b"before\n", "shown")
-        until(removed, "it is removed")
-        go.touch()
-        guarded.wait()
-        guarded.ranks.clear()
-        guarded.attempt([program], number=1)
-        guarded.wait()
-        assert guarded.end()[0] == 0
-        assert guarded.file("attempt-1/rank-0.out") == b"before\nafter\n"
-    assert out.read_bytes() == b"before\nafter\n" * 2
 
 
 @pytest.mark.slow
@@ -175,7 +151,7 @@ def test_a_disk_that_hangs_holds_nothing_up_for_long(
 
 
 @pytest.mark.slow
-def test_64_ranks_cost_little_memory_and_nothing_while_they_are_silent(tmp_path: Path) -> None:
+def test_64_ranks_cost_little_memory(tmp_path: Path) -> None:
     program = "import sys, time\nfor _ in range(2000): print('w' * 99)\nsys.stdin.readline()"
     out = tmp_path / "out"
     with out.open("wb") as console, Guarded(tmp_path, console, 2) as guarded:
@@ -183,18 +159,7 @@ def test_64_ranks_cost_little_memory_and_nothing_while_they_are_silent(tmp_path:
         last = guarded.directory / "node-0/attempt-0/rank-63.out"
         files = [last.with_name(f"rank-{rank}.out") for rank in range(64)]
         until(lambda: all(file.exists() and file.stat().st_size == 200_000 for file in files), "all recorded", 120)
-        status = Path(f"/proc/{guarded.guard.pid}/status")
-
-        def field(name: str) -> int:
-            return int(next(line for line in status.read_text().splitlines() if line.startswith(name)).split()[1])
-
-        assert field("VmHWM:") < 25_000, "kB"
-
-        def silent() -> bool:
-            before = field("voluntary_ctxt_switches:")
-            time.sleep(2)
-            return field("voluntary_ctxt_switches:") - before <= 2
-
-        until(silent, "the guard does nothing")
+        status = Path(f"/proc/{guarded.guard.pid}/status").read_text()
+        assert int(status.partition("VmHWM:")[2].split()[0]) < 25_000, "kB"
         for process in guarded.ranks.values():
             process.kill()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +13,15 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.agent.end import evidence
 from ddplaunch.agent.end.conclude import attempt_ended, conclude, last_lines
 from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
 from ddplaunch.agent.end.evidence import announced
-from ddplaunch.agent.protocol import RankFailure
-from ddplaunch.explain.diagnosis import Diagnosis, Echo, Evidence, Explanation, Raised, UserCall
+from ddplaunch.explain.diagnosis import Diagnosis, Echo, Evidence, Explanation, Frame, Raised, UserCall
+from ddplaunch.explain.stacks.parse import RankStack, ThreadStack
 from ddplaunch.planning.settings import Settings
-from ddplaunch.records.first_failure import first_failed
+from ddplaunch.records.directory import note_stop
+from ddplaunch.records.first_failure import first_failed, steady_s
 from ddplaunch.records.outcome import (
     AttemptOutcome,
     RankOutcome,
@@ -83,19 +87,20 @@ def test_ranks_that_torchrun_ended_have_not_failed(tmp_path: Path, monkeypatch: 
     run = ended(both, state="error", error="RendezvousConnectionError: gone")
     assert "other node" not in told(settings, run, 1) and attempt_ended(settings, both) == ("", False), "there is none"
     monkeypatch.setenv("DDPLAUNCH_NNODES", "2")
-    assert "no rank failed on this node" in told(settings, run, 1)
+    for error, seen in ((run.error, "RendezvousConnectionError"), ("", "nothing")):
+        said = " ".join(told(settings, replace(run, error=error), 1).split())
+        assert "no rank failed on this node" in said and f"; this one saw {seen}" in said
+    for changes in ({"state": "failed"}, {"launcher_died": True}, {"attempts": ()}, {"attempts": (two_ranks(),)}):
+        otherwise = replace(run, **changes)
+        assert "no rank failed on this node" not in told(settings, otherwise, 137 if otherwise.launcher_died else 1)
     text, final = attempt_ended(settings, both)
     assert "was ended by another node" in text and not final
+    assert attempt_ended(settings._replace(silent=True), both) == ("", False), "the launcher of all hosts says it"
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    assert attempt_ended(settings, both) == ("", False), "all nodes have one console"
 
 
 STOPPED = Diagnosis("collective-timeout", "likely", "what", "why", ())
-
-
-def test_the_exit_status_of_what_the_guard_saw() -> None:
-    seen_by_torchrun = RankFailure(rank=0, local_rank=0, pid=9, exit_code=-11, timestamp_s=5)
-    assert ended(failures=(seen_by_torchrun,)).exit_status(None) == 139
-    assert ended().exit_status(rank(1, exit_code=None, signal="signal 36")) == 164
-    assert ended(state="error", launcher_died=True).exit_status(rank(1, exit_code=1)) == 137
 
 
 def test_last_words(tmp_path: Path) -> None:
@@ -144,6 +149,8 @@ def test_failed_run_is_recorded_and_told(settings: Settings) -> None:
     assert ranks[1]["last_lines"][-1] == "ValueError: bad batch"
     assert ranks[1]["out"] == "node-0/attempt-0/rank-1.out" and ranks[0]["signal"] == "SIGTERM"
     assert not [each for each in path.parent.iterdir() if each.name.startswith(".")], "a draft is left"
+    told(settings, ended(attempt(rank(0, **TERMINATED)), two_ranks(1)), 1)
+    assert [each["failed"] for each in recorded(settings)["attempts"]] == [False, True], "a node came or went"
 
 
 def test_the_rank_that_the_evidence_accuses_failed_first(settings: Settings) -> None:
@@ -172,6 +179,7 @@ def test_the_node_that_failed_first_explains_the_end(
     )
     settings = settings._replace(others="node-2 29500")
     told(settings, replace(run, elsewhere=short_outcome(replace(there, diagnosis=None))), 0 if code is None else 1)
+    there = replace(there, diagnosis=replace(DIAGNOSIS, host=None))
     status = {"cuda-out-of-memory": 7, "script-exception": 1, None: 0}[code]
     told(settings, replace(run, elsewhere=short_outcome(there)), status)
     outcome_here = recorded(settings)
@@ -179,6 +187,7 @@ def test_the_node_that_failed_first_explains_the_end(
     assert outcome_here["exit_status"] == status
     for one in (outcome_here, last):
         assert (one["diagnosis"] and one["diagnosis"]["code"]) == code
+        assert status != 7 or one["diagnosis"]["host"] == "node-2"
     assert last["failed"] is (code is not None)
 
 
@@ -186,7 +195,7 @@ def test_the_node_that_failed_first_explains_the_end(
     ("changes", "under_slurm", "waits"),
     [
         ({"state": "error"}, False, True),
-        ({"state": "error", "launcher_died": True}, False, False),
+        ({"state": "signal", "launcher_died": True, "signal": signal.SIGTERM}, True, False),  # who would tell it?
         ({"state": "signal", "signal": signal.SIGTERM}, False, False),
         ({"state": "signal", "signal": signal.SIGTERM}, True, True),
         ({"state": "signal", "signal": signal.SIGINT}, True, False),
@@ -200,25 +209,38 @@ def test_a_node_where_none_failed_waits_for_the_reason(
     elsewhere: dict[str, Any] = {}
     run = ended(attempt(rank(0, **TERMINATED), rank(2, **TERMINATED)), elsewhere=elsewhere, **changes)
     there = short_outcome(outcome(host="node-2", node=1, exit_status=7))
-    status = 7 if waits else run.exit_status(None)
+    status = 7 if waits else 137 if run.launcher_died else 128 + run.signal if run.signal else 1
     said = told(settings._replace(others="node-2 1"), run, status, lambda _: elsewhere.update(there))
-    assert ("because node 1 did: error[cuda-out-of-memory]" in said) is (waits and under_slurm), said
+    why = "because node 1 did: error[cuda-out-of-memory] CUDA out of memory on rank 2, rank 2 on node-1; record"
+    assert (why in " ".join(said.split())) is (waits and under_slurm), said
 
 
 def test_of_all_nodes_with_one_console_node_0_says_what_all_would(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_STEP_ID", "0")
-    left, killed = {"exit_code": 1}, {"exit_code": None, "signal": "SIGTERM"}
-    for end, signalled, node, speaks in (
-        (left, ("SIGUSR1", 4.0), 1, False),
-        (left, ("SIGUSR1", 4.0), 0, True),
-        (left, None, 1, True),
-        (killed, None, 1, True),
+    ended_too, told_to = attempt(rank(0, **TERMINATED), rank(2, **TERMINATED)), ("SIGUSR1", 4.0)
+    left, killed = (
+        ended(attempt(rank(0, **TERMINATED), rank(2, ended_s=5.0, **end), first=2))
+        for end in ({"exit_code": 1}, {"exit_code": None, "signal": "SIGTERM"})
+    )
+    failed, stopped = (short_outcome(outcome(node=2, state=state, exit_status=7)) for state in ("failed", "terminated"))
+    succeeded = ended(attempt(rank(0), rank(1)), state="succeeded")
+    for run, status, node_1_speaks in (
+        (replace(left, announced=told_to), 1, False),
+        (left, 1, True),
+        (killed, 143, True),
+        (ended(two_ranks(), announced=told_to), 1, True),  # its own traceback says why
+        (succeeded, 0, False),
+        (ended(ended_too, state="signal", signal=signal.SIGTERM), 143, False),
+        (ended(ended_too, state="error", elsewhere=failed), 7, False),
+        (ended(ended_too, state="error", elsewhere=stopped), 1, True),  # Slurm ended both
     ):
-        run = ended(attempt(rank(0, **TERMINATED), rank(2, ended_s=5.0, **end), first=2), announced=signalled)
-        said = told(settings._replace(node=node), run, 143 if end is killed else 1)
-        assert bool(said) is speaks, (end, signalled, node)
+        assert ("because node 2 did: " in told(settings, run, status)) is (status == 7)
+        assert bool(told(settings._replace(node=1), run, status)) is node_1_speaks, run
+    monkeypatch.delenv("SLURM_STEP_ID")
+    assert told(settings._replace(node=1), succeeded, 0), "each has its own"
+    told(settings, ended(ended_too, state="error", elsewhere=stopped), 7)
 
 
 @pytest.mark.parametrize(
@@ -240,11 +262,26 @@ def test_a_rank_that_leaves_after_the_schedulers_signal_may_have_saved(
     ranks = (rank(0), rank(1, exit_code=3, ended_s=left_s))
     run = outcome(diagnosis=None, first_failed_rank=1, attempts=(replace(before(None)[0], ranks=ranks),))
     for node in (0, 1):
-        diagnosis = announced(Settings(node=node), ended(announced=signalled), replace(run, **changes))
+        diagnosis = announced(Settings(node=node), ended(announced=signalled, host="x"), replace(run, **changes))
         assert (diagnosis is not None) is is_said
         if diagnosis is not None:
             assert (diagnosis.code, diagnosis.rank, diagnosis.host) == ("terminated", 1, "node-1")
             assert diagnosis.what == "rank 1 ended with exit code 3 after SIGUSR1"
+
+
+@pytest.mark.parametrize(("code", "asked"), [("time-limit", 0), ("scheduler-error", 0), ("time-limit", 1)])
+def test_node_0_asks_slurm_what_the_signal_announced(code: str, asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurms = Diagnosis(code, "observed", "as Slurm says", "Slurm's why", (), evidence=(Evidence("slurm", 0, "job 7"),))
+    monkeypatch.setattr("ddplaunch.hosts.slurm.job_reasons.why_ended", lambda *_: slurms)
+    left = rank(1, exit_code=3, ended_s=5.0, host="")
+    run = outcome(diagnosis=None, first_failed_rank=1, attempts=(replace(before(None)[0], ranks=(rank(0), left)),))
+    found = announced(Settings(node=asked), ended(announced=("SIGUSR1", 4.0)), run)
+    if code != "time-limit":
+        assert found == slurms
+    else:
+        assert found and (found.code, found.what) == ((code, slurms.what) if asked == 0 else ("terminated", found.what))
+        assert (found.rank, found.host, found.evidence) == (1, "node-1", slurms.evidence if asked == 0 else ())
+        assert "queues its job again" in found.fixes[0], "the script may have saved"
 
 
 @pytest.mark.parametrize(
@@ -253,6 +290,7 @@ def test_a_rank_that_leaves_after_the_schedulers_signal_may_have_saved(
         ({"signal": signal.SIGTERM}, 0, True),
         ({"signal": signal.SIGTERM}, 1, False),
         ({"signal": signal.SIGINT}, 0, False),
+        ({"signal": signal.SIGTERM, "state": "failed"}, 0, False),
         ({"signal": signal.SIGTERM, "stopped": replace(STOPPED, rank=1)}, 0, False),
     ],
 )
@@ -261,11 +299,15 @@ def test_the_scheduler_is_asked_why_it_sent_sigterm(
 ) -> None:
     limit = Diagnosis("time-limit", "observed", "the job's time is up", "why", ())
     monkeypatch.setattr("ddplaunch.hosts.slurm.job_reasons.why_ended", lambda *_: limit)
-    run = ended(attempt(rank(0, **TERMINATED), rank(1, **TERMINATED)), state="signal", **changes)
+    run = ended(attempt(rank(0, **TERMINATED), rank(1, **TERMINATED)), **{"state": "signal", **changes})
     stopped = "stopped" in changes
-    told(settings._replace(node=node), run, 124 if stopped else 128 + changes["signal"])
+    said = told(
+        settings._replace(node=node), run, 124 if stopped else 1 if "state" in changes else 128 + changes["signal"]
+    )
+    assert said.startswith("ddplaunch: stopped (exit status 124)") is stopped
     outcome_here = json.loads(next(Path(settings.directory).rglob("outcome.json")).read_text())
-    assert (outcome_here["diagnosis"]["code"] == "time-limit") is is_asked
+    code = outcome_here["diagnosis"]["code"]
+    assert (code == limit.code, code == STOPPED.code) == (is_asked, stopped)
     assert outcome_here["first_failed_rank"] == (1 if stopped else None)
 
 
@@ -285,6 +327,11 @@ def test_attempt_that_is_followed_by_another(settings: Settings) -> None:
         ("ValueError: bad batch", False, {}, False),
         ("ModuleNotFoundError: No module named 'einops'", True, {}, False),  # it has trained
         ("ModuleNotFoundError: No module named 'einops'", False, {"observe": False}, False),  # nobody knows
+        ("SyntaxError: '(' was never closed", False, {}, True),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'prepare.sh'", False, {}, True),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/data/train.csv'", False, {}, True),
+        ("train.py: error: unrecognized arguments: --epochs 3", False, {}, True),
+        ("train.py: error: unrecognized arguments: --local-rank=0", False, {}, True),
     ],
 )
 def test_which_failures_a_restart_cannot_help(
@@ -296,6 +343,8 @@ def test_which_failures_a_restart_cannot_help(
         (files / "rank-0.observed.json").touch()
     text, found = attempt_ended(settings._replace(**changes), two_ranks())
     assert found is final and text.rstrip().endswith("restarts it)" if final else "; restarting"), text
+    alone = replace(two_ranks(), unwritten={"node-0/attempt-0/rank-1.out": last.encode()})
+    assert attempt_ended(Settings(), alone)[1] is False, "without a record nobody knows whether it has trained"
     monkeypatch.setenv("DDPLAUNCH_RESTART_ALWAYS", "1")
     assert attempt_ended(settings, two_ranks())[1] is False
 
@@ -329,6 +378,8 @@ def test_a_failure_is_told_beside_the_run_before(settings: Settings, state: str,
     outcome_of_run(earlier, state, diagnosis=failure, cascade=[])
     assert says in " ".join(told(settings, ended(two_ranks()), 1).split())
     assert "earlier" not in told(settings._replace(node=1), ended(two_ranks()), 1), "node 0 says it"
+    told(settings, ended(attempt(rank(0), rank(1)), state="succeeded"), 0)
+    assert recorded(settings)["previous"] is None
 
 
 def test_success_is_one_line_even_without_a_disk(settings: Settings) -> None:
@@ -342,10 +393,14 @@ def test_success_is_one_line_even_without_a_disk(settings: Settings) -> None:
 
 
 @pytest.mark.parametrize("observes", [True, False])
-def test_losses_that_are_not_finite_are_told_if_ranks_are_observed(settings: Settings, observes: bool) -> None:
+def test_losses_that_are_not_finite_are_told_if_ranks_are_observed(
+    observes: bool, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Path(f"{settings.node_directory}/attempt-0/rank-0.out").write_text("step 1 loss 0.5\n" + "step 2 loss nan\n" * 9)
-    said = told(settings._replace(observe=observes), ended(attempt(rank(0), rank(1)), state="succeeded"), 0)
-    assert ("warning[" in said and "nan" in said) is observes, said
+    run, quiet = ended(attempt(rank(0), rank(1)), state="succeeded"), settings._replace(observe=observes, quiet=True)
+    monkeypatch.setattr("ddplaunch.agent.end.conclude.explain_attempt", never)  # it may be a lot to read
+    said = told(quiet, run, 0)
+    assert (said != "") is ("warning[" in said and "nan" in said) is observes, said
 
 
 def test_the_time_counts_from_what_the_user_typed(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,7 +417,115 @@ def test_a_quiet_run_says_only_what_is_wrong(settings: Settings) -> None:
     assert told(quiet, fine, 0) == ""
     killed = replace(fine, left_over=(17,))
     assert told(quiet, killed, 0).startswith("ddplaunch: done after "), "something had to be killed"
+    assert recorded(quiet)["notes"] == ["processes that had to be killed at the end: 17"]
+    assert "no record: no run directory was named" in told(quiet._replace(directory=""), fine, 0)
     assert "error[script-exception]" in told(quiet, ended(two_ranks()), 1)
+    silent = settings._replace(silent=True)
+    assert told(silent, ended(two_ranks()), 1) == "", "the launcher of all hosts reads it in the record"
+    assert "no record" in told(silent._replace(directory=""), ended(two_ranks()), 1)
+
+
+def test_phases_are_told_after_the_last_attempt_if_they_were_measured(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fine, measured = ended(attempt(rank(0), rank(1)), state="succeeded"), settings._replace(phases=True, quiet=True)
+    assert told(measured, fine, 0).startswith("phases: no optimizer step was seen twice")
+    assert "phases" not in told(measured, ended(state="error"), 1), "there was no attempt"
+    monkeypatch.setattr("ddplaunch.watch.phases.phases_in", lambda *_: 1 / 0)
+    assert told(measured, fine, 0).startswith("ddplaunch: the phases could not be read: ZeroDivisionError(")
+
+
+# What is known beside the logs
+
+ALONE = Settings()
+
+
+def test_torchruns_own_words_are_read_when_the_run_is_over(settings: Settings) -> None:
+    words = b"[E] The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).\n"
+    Path(f"{settings.node_directory}/launcher.err").write_bytes(words)
+    unready = attempt(rank(0, **TERMINATED), rank(4, **TERMINATED))
+    assert "error[port-taken]" in told(settings, ended(unready, state="error"), 1)
+    assert "error[port-taken]" in told(settings, ended(state="error"), 1), "before any rank was started"
+    lost = replace(unready, unwritten={"node-0/launcher.err": words})
+    assert "error[port-taken]" in told(ALONE, ended(lost, state="error"), 1)
+    assert "error[script-exception]" in attempt_ended(settings, two_ranks())[0]
+
+
+def test_who_stopped_a_run_is_in_its_record(settings: Settings) -> None:
+    def said(number: int) -> str:
+        both = attempt(rank(0, **TERMINATED), rank(2, **TERMINATED))
+        return " ".join(told(settings, ended(both, state="signal", signal=number), 128 + number).split())
+
+    assert "error[terminated]: the run was ended from outside by SIGTERM" in said(signal.SIGTERM)
+    note_stop(Path(settings.directory))
+    assert "with `ddplaunch stop` (exit status 143)" in said(signal.SIGTERM)
+    assert "error[terminated]: the run was ended from outside by SIGHUP" in said(signal.SIGHUP)
+    note_stop(Path(settings.directory), launcher_lost=True)
+    assert "because its launcher was lost" in said(signal.SIGTERM)
+
+
+def test_kills_for_memory_count_from_the_start_of_the_run(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "kernel_lines", lambda _: ())
+    killed = attempt(rank(0, exit_code=None, signal="SIGKILL", ended_s=5.0), rank(1, **TERMINATED), first=0)
+    for before, now, times in (("1", 3, "2 times"), ("2", 3, "once"), ("3", 3, ""), ("", 3, ""), ("1", None, "")):
+        monkeypatch.setenv("DDPLAUNCH_OOM_KILLS_BEFORE", before)
+        monkeypatch.setattr(evidence, "oom_kills", lambda now=now: now)
+        told(settings, ended(killed), 137)
+        found = recorded(settings)["diagnosis"]
+        assert (found["code"] == "host-out-of-memory") is (times != "") and times in json.dumps(found["evidence"])
+
+
+def test_the_kernels_lines_are_those_since_the_attempt_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A packet of a pipe for each record, as the device hands them out."""
+    assert evidence.kernel_lines(steady_s() + 3600.0) == (), "of the future, or not to be read by this user"
+    reading, writing = os.pipe2(os.O_DIRECT | os.O_NONBLOCK)
+    now_us = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
+    for passed_us, text in (
+        (-9_000_000, b"old"),
+        (0, b"Out of memory: Killed \xff"),
+        (1_000_000, b"later\n key=value"),
+    ):
+        os.write(writing, b"6,1,%d,-;%s\n" % (now_us + passed_us, text))
+    os.write(writing, b"no record\n")
+    monkeypatch.setattr(os, "open", lambda *_: reading)
+    assert evidence.kernel_lines(steady_s() - 4.0) == ("Out of memory: Killed \ufffd", "later")
+    with pytest.raises(OSError):
+        os.fstat(reading)
+    os.close(writing)
+
+
+def test_folders_of_a_full_disk_are_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    folders = [str(tmp_path), "/proc/none", str(tmp_path.parent)]
+    assert evidence.full_disks(folders) == ()
+    monkeypatch.setattr(evidence, "_FULL_BYTES", 1 << 60)
+    (first, room), *others = evidence.full_disks(folders)
+    assert first == str(tmp_path) and room.endswith(" are free") and str(tmp_path.parent) not in dict(others)
+
+
+def test_a_failed_collective_is_told_with_the_place_of_each_rank(settings: Settings) -> None:
+    folder, stacks = (
+        Path(f"{settings.node_directory}/attempt-0"),
+        tuple(
+            RankStack(
+                number, 9, (ThreadStack("", (Frame(file, line, "wait"), Frame("/home/ada/train.py", line, "main"))),)
+            )
+            for number, file, line in ((0, "/usr/lib/python3/threading.py", 7), (1, "/x/torch/distributed/d.py", 3))
+        ),
+    )
+    timed_out = (
+        "RuntimeError: [../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1000ms for recv operation\n"
+    )
+    for failure, is_located in ((TRACEBACK, False), (timed_out, True)):
+        (folder / "rank-1.out").write_text(failure)
+        told(settings, ended(replace(two_ranks(), stacks=stacks)), 1)
+        assert ("rank 0 was in wait at train.py:7" in recorded(settings)["diagnosis"]["why"]) is is_located
+
+
+def test_an_explanation_that_fails_hides_no_failure(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "probe_shm", lambda: 1 / 0)
+    said = " ".join(told(settings, ended(two_ranks()), 1).split())
+    assert "error[unknown]: the run failed, and explaining why failed too: ZeroDivisionError: " in said
 
 
 DIAGNOSIS = Diagnosis(

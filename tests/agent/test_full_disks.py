@@ -7,6 +7,7 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 
@@ -75,7 +76,10 @@ def test_of_endless_output_the_beginning_and_the_end_are_kept_and_the_cut_is_nam
         b"[ddplaunch: output was cut here; the last of it is in rank-0.out.from-*, as `--log-max-size` says]\n"
     )
     assert notice and written.startswith(head) and written.endswith(tail)
-    assert len(head) > LIMIT // 5 and len(tail) > LIMIT // 4 and head.endswith(b"\n") and tail.startswith(b"step")
+    first, middle, last = pieces_of(file.path or "")
+    over = (first.end - len(notice) - LIMIT // 4, middle.end - middle.start - LIMIT * 3 // 8)
+    assert all(0 <= each < len(LINE % 0) for each in over) and middle.end == last.start
+    assert first.end - len(notice) == len(head) and head.endswith(b"\n") and tail.startswith(b"step")
     assert file.problem is None
     (part,) = [part_of(each, None) for each in log_files(run)]
     assert part.cut_bytes == pytest.approx(len(written) - len(head) - len(tail), abs=200)
@@ -107,11 +111,21 @@ def test_a_line_without_end_is_bounded_and_without_a_limit_nothing_is(
 def test_a_piece_ends_at_the_end_of_a_line_that_was_begun_in_it(run: Path) -> None:
     file = log(run)
     file.write(b"." * (LIMIT // 4 - 51) + b"\n")
-    for piece in (b"begun", b" goes on" * 9, b" ends\n", lines(1)):
+    for piece in (b"begun", b" goes on" * 9, b" ends", b"\n" + lines(1)):
         file.write(piece)
     first, second = pieces_of(file.path or "")
     assert Path(first.path).read_bytes().endswith(b"\nbegun" + b" goes on" * 9 + b" ends\n")
     assert Path(second.path).read_bytes() == lines(1)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("short", [0, 1])
+def test_a_piece_that_is_full_to_the_byte_takes_no_other_line(run: Path, short: int, at_once: bool) -> None:
+    file, filled = log(run), b"." * (LIMIT // 4 - 1 - short) + b"\n"
+    for data in (filled + lines(2),) if at_once else (filled, lines(2)):
+        file.write(data)
+    first, second = pieces_of(file.path or "")
+    assert first.end == second.start == len(filled) + short * len(LINE % 0)
 
 
 def test_a_second_guard_goes_on_in_the_last_piece(run: Path) -> None:
@@ -186,9 +200,12 @@ class Disk:
     def __init__(self, room: int, code: int) -> None:
         self.room, self.code = room, code
 
+    def refuse(self, *_: object) -> NoReturn:
+        raise OSError(self.code, os.strerror(self.code))
+
     def write(self, descriptor: int, data: bytes) -> int:
         if not self.room:
-            raise OSError(self.code, os.strerror(self.code))
+            self.refuse()
         done = os.write(descriptor, data[: self.room])
         self.room -= done
         return done
@@ -230,6 +247,20 @@ def test_of_much_that_was_not_written_the_last_is_kept_and_the_gap_named(run: Pa
     file.close()
     assert whole(run) == lines(10)[:100] + kept and file.unwritten() == b""
     assert file.problem == "No space left on device"  # there is a gap
+
+
+def test_what_is_only_reported_when_a_file_is_closed_is_lost_and_the_first_reason_is_told(
+    run: Path, full: Disk
+) -> None:
+    first, second = log(run), log(run, rank=1)
+    first.write(lines(10))
+    full.room, full.code = 0, errno.EDQUOT
+    first.write(lines(1))
+    full.room = 1 << 20
+    second.write(lines(1))
+    record_file.os.close = full.refuse  # type: ignore[attr-defined]
+    second.close()
+    assert (first.problem, second.problem) == tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
 
 
 def test_a_disk_that_is_full_again_loses_nothing_that_fits(run: Path, full: Disk) -> None:

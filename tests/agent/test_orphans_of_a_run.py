@@ -112,6 +112,7 @@ def test_what_torchrun_said_last_counts_though_its_death_is_seen_first(
     ended = pickle.loads((tmp_path / "ended.pickle").read_bytes())
     stopped = ended.stopped and ended.stopped.code
     assert (ended.state, ended.error, ended.launcher_died, ended.signal, stopped) == seen
+    assert [rank.ended_by for rank in ended.attempts[0].ranks] == ["launcher"]
 
 
 @pytest.mark.slow
@@ -179,8 +180,10 @@ def test_whom_torchrun_ends_has_not_failed_whatever_its_status(tmp_path: Path) -
     """On a node where none failed: torchrun ends its ranks, as it lost another node. One rank's handler raises."""
     raises = "import signal, sys\nsignal.signal(15, lambda *_: sys.exit(1))\nprint('up')\nsignal.pause()"
     with Guarded(tmp_path, 2, 2) as guarded:
-        guarded.attempt([raises, "print('up'); import time; time.sleep(300)", "import sys; sys.exit(3)"])
+        guarded.attempt([raises, "print('up'); import time; time.sleep(300)", "import os; os.abort()"])
         until(lambda: all(guarded.file(f"attempt-0/rank-{rank}.out") == b"up\n" for rank in (0, 1)), "they run")
+        for rank in range(3):
+            (guarded.directory / f"node-0/attempt-0/rank-{rank}.through").write_text("group")
         guarded.guard.send_signal(signal.SIGSTOP)  # it hears of all late
         send(guarded.channel, {"op": "closing", "pids": [guarded.ranks[rank].pid for rank in (0, 1)]})
         for rank in (0, 1):
@@ -189,10 +192,10 @@ def test_whom_torchrun_ends_has_not_failed_whatever_its_status(tmp_path: Path) -
         guarded.wait()
         _, ended = guarded.end("error")
     (attempt,) = ended.attempts
-    assert [(rank.exit_code, rank.ended_by) for rank in attempt.ranks] == [
-        (1, "launcher"),
-        (None, "launcher"),
-        (3, "itself"),
+    assert [(rank.exit_code, rank.ended_by, rank.through) for rank in attempt.ranks] == [
+        (1, "launcher", None),
+        (None, "launcher", None),
+        (None, "itself", "group"),
     ]
     assert attempt.first == 2
 
@@ -211,6 +214,7 @@ def test_a_guard_that_hears_of_all_late_takes_torchruns_word_and_spares_the_rank
         guarded.wait()
         status, ended = guarded.end()
         assert [guarded.file(f"attempt-1/rank-{rank}.out") for rank in (0, 1)] == [b"lived\n"] * 2
+        assert guarded.verdicts == {0: True}
     first, second = ended.attempts
     assert status == 0 and not ended.left_over and err.read_bytes().count(b"attempt 0 ended\n") == 1
     assert first.first == 1 and [(each.exit_code, each.signal, each.ended_by) for each in first.ranks] == [
@@ -251,7 +255,10 @@ def test_interrupts_before_there_are_ranks_are_remembered_and_torchruns_word_on_
 
 
 @pytest.mark.slow
-def test_a_restart_ends_the_attempt_before_and_says_so(tmp_path: Path) -> None:
+def test_a_restart_ends_the_attempt_before_also_where_it_cannot_be_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GUARD_TEST_FAILS", "1")
     err = tmp_path / "err"
     with err.open("wb") as errors, Guarded(tmp_path, errors, errors) as guarded:
         guarded.attempt([WITH_WORKERS.format(then="os._exit(7)"), "print('well')"], one=True)
@@ -265,5 +272,5 @@ def test_a_restart_ends_the_attempt_before_and_says_so(tmp_path: Path) -> None:
         assert [rank.exit_code for one in (first, second) for rank in one.ranks] == [7, 0, 0, 4]
         assert {(rank.out is None, rank.err) for rank in first.ranks} == {(False, None)}, "both streams are one"
         assert set(children(guarded.file("attempt-0/rank-0.out"))) <= set(ended.left_over)
-        assert guarded.file("attempt-1/rank-1.out") == b"again 1\n"
-    assert b"attempt 0 ended\n" in err.read_bytes()
+        assert guarded.file("attempt-1/rank-1.out") == b"again 1\n" and guarded.verdicts == {0: False}
+    assert b"attempt 0 has ended; explaining it failed: ZeroDivisionError()\n" in err.read_bytes()

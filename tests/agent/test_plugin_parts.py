@@ -23,6 +23,7 @@ from ddplaunch.agent.plugin.torchrun_end import Ending, error_text, fallback_sta
 from ddplaunch.agent.rank_site import sitecustomize
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.outcome import RunOutcome, read_outcome
+from tests.agent.guarded import PATIENCE_S, ROOT
 
 
 def test_what_the_shown_rank_gets() -> None:
@@ -122,6 +123,59 @@ def test_what_is_reported_of_torchruns_own_exception(
     ending._leave(message)  # the end is being reported: nothing is left to do
 
 
+#: A process that ends as torchrun may. What it has printed by then is to be seen before the end is reported.
+ENDS = """
+import os, resource, sys, threading, time
+from ddplaunch.agent.plugin.session import Session
+from ddplaunch.agent.plugin.signals import Signals
+from ddplaunch.agent.plugin.torchrun_end import Ending
+from ddplaunch.planning.settings import Settings
+from ddplaunch.values.variable_names import SETTINGS
+guarded, how, folder = sys.argv[1:]
+resource.setrlimit(resource.RLIMIT_NOFILE, (2000, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+files = [open(os.devnull) for _ in range(1024)]  # so that what follows has numbers that select(2) does not take
+settings, signals = Settings("r", folder), Signals()
+session = Session(settings, {**os.environ, SETTINGS: settings.to_json()}, ("pipe", "pipe"))
+def before():
+    os.write(1, b"before the end\\n")
+    time.sleep(0.5 * (how == "signal"))
+    print("printed last")
+    1 / 0
+ending = Ending(session, signals, before)
+ending.install()
+if guarded == "True":
+    session.start()
+print("printed", end=" ")
+if how == "forks":
+    if os.fork() == 0: sys.exit(5)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 5 and not os.path.exists(f"{folder}/outcome.json")
+elif how == "raises":
+    if os.fork() == 0: raise OSError("of a fork")
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 1 and not os.path.exists(f"{folder}/outcome.json")
+    raise OSError("of its own")
+elif how == "signal":
+    threading.Thread(target=ending.by_signal, args=(15,), daemon=True).start()
+    while ending._leaving is None: time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+@pytest.mark.parametrize(
+    ("how", "state", "status"), [("forks", "succeeded", 0), ("raises", "failed", 1), ("signal", "terminated", 143)]
+)
+def test_the_end_of_torchruns_process_is_reported_once_and_not_by_its_forks(
+    how: str, state: str, status: int, guarded: bool, tmp_path: Path
+) -> None:
+    words = [sys.executable, "-c", ENDS, str(guarded), how, str(tmp_path)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    outcome = read_outcome(tmp_path)
+    assert isinstance(outcome, RunOutcome), done.stderr
+    assert (done.returncode, outcome.state, outcome.exit_status) == (status, state, status), done.stderr
+    assert done.stdout.startswith("printed before the end\n") and done.stdout.endswith("printed last\n")
+    assert done.stderr.count("\nOSError: of its own\n") == (how == "raises") and bool(outcome.notes) is not guarded
+    assert ("ddplaunch: " in done.stderr) is guarded
+
+
 def test_without_a_guard_torchrun_writes_what_it_knows_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings("r", str(tmp_path))
     (tmp_path / "empty").mkdir()
@@ -147,13 +201,15 @@ def test_without_a_guard_torchrun_writes_what_it_knows_alone(tmp_path: Path, mon
 
 
 def test_error_of_torchrun_names_where_it_came_from() -> None:
-    try:
-        try:
-            raise OSError("address in use")
-        except OSError as error:
-            raise RuntimeError("no rendezvous") from error
-    except RuntimeError as error:
-        assert error_text(error) == "RuntimeError: no rendezvous <- OSError: address in use"
+    used, here = OSError("address in use"), RuntimeError("no rendezvous")
+    for cause, context, suppressed, words in (
+        (used, TimeoutError(), True, " <- OSError: address in use"),
+        (None, used, False, " <- OSError: address in use"),
+        (None, used, True, ""),
+        (here, None, True, ""),
+    ):
+        here.__cause__, here.__context__, here.__suppress_context__ = cause, context, suppressed
+        assert error_text(here) == f"RuntimeError: no rendezvous{words}"
     assert error_text(TimeoutError()) == "TimeoutError"
 
 
@@ -163,10 +219,7 @@ def told(*codes: int) -> dict[str, Any]:
 
 
 def test_status_without_a_guard() -> None:
-    assert fallback_status(told(-15, 3)) == 3
-    assert fallback_status(told(-9)) == 137 and fallback_status(told(-15)) == 143
-    assert fallback_status({"state": "signal", "signal": 1}) == 129
-    assert fallback_status({"state": "error"}) == 1 and fallback_status({"state": "succeeded"}) == 0
+    assert fallback_status(told(-15, 3)) == 3 and fallback_status({**told(-9), "signal": 1}) == 129
 
 
 @pytest.mark.parametrize(("rank", "waits"), [("1", True), ("0", False), (None, False)])

@@ -155,57 +155,89 @@ def test_the_status_of_a_process_that_was_reaped_is_right_where_the_kernel_keeps
         os.close(handle)
 
 
+def announced(ranks: int) -> Attempt:
+    return Attempt(0, [{"rank": rank, "local_rank": rank, "streams": ["out"]} for rank in range(ranks)])
+
+
+def failure(rank: int, pid: int, code: int, at_s: int = 5) -> RankFailure:
+    return RankFailure(rank=rank, local_rank=rank, pid=pid, exit_code=code, timestamp_s=at_s)
+
+
+def ended(*words: str) -> subprocess.Popen[bytes]:
+    """Return a process that has ended, and that nobody has reaped."""
+    process = subprocess.Popen(words)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    return process
+
+
 def test_where_the_kernel_has_no_pidfd_torchruns_word_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(pid: int) -> int:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    monkeypatch.setattr(os, "pidfd_open", refused)
-    attempt = Attempt(0, [{"rank": rank, "local_rank": rank, "streams": ["out"]} for rank in (0, 1)])
-    with subprocess.Popen(["sleep", "60"]) as child, subprocess.Popen(["sleep", "60"]) as other:
-        assert attempt.started({"0": child.pid, "1": other.pid}, None) == []
-        for one in (child, other):
-            one.kill()
-    codes = {0: (child.pid, -signal.SIGTERM, 6), 1: (other.pid, -signal.SIGKILL, 5)}
-    said = [
-        RankFailure(rank=rank, local_rank=rank, pid=pid, exit_code=code, timestamp_s=at_s)
-        for rank, (pid, code, at_s) in codes.items()
-    ]
+    attempt, (first, second, last) = announced(3), (ended("false") for _ in range(3))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pidfd_open", refused)
+        assert attempt.started({"0": first.pid, "1": second.pid}, None) == []
+    said = [failure(0, first.pid, -signal.SIGTERM, 0), failure(1, second.pid, -signal.SIGKILL)]
     attempt.complete(said, succeeded=False)
     assert attempt.first == attempt.ranks[1].end() and attempt.first.signal == signal.SIGKILL
+    ended_s = [rank.ended_s for rank in attempt.ranks.values()]
+    assert ended_s[0] is not None and ended_s[0] > 5.0 and ended_s[1:] == [5.0, None], "torch may not know the time"
+    (handle,) = attempt.started({"2": last.pid}, None)
+    attempt.has_ended(handle)
+    attempt.complete(said, succeeded=False)
+    assert attempt.first == attempt.ranks[2].end(), "who was seen to end comes before those of whom torchrun tells"
+    for one in (first, second, last):
+        one.wait()
 
 
 def test_the_status_of_another_process_of_the_same_number_is_not_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    child = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    child = ended(sys.executable, "-c", "raise SystemExit(3)")
     seen = read_stat(child.pid)
     assert seen is not None
     for younger_by, exit_code in ((0, 3), (1, None)):
         known = row(child.pid, 1, 1, seen.start_ticks - younger_by)
-        attempt = Attempt(0, [{"rank": 0, "local_rank": 0, "streams": ["out"]}])
+        attempt = announced(1)
         with monkeypatch.context() as patched:
             patched.setattr("ddplaunch.agent.guard.attempt.read_stat", lambda _, known=known: known)
             (handle,) = attempt.started({"0": child.pid}, None)
         attempt.has_ended(handle)
-        assert attempt.ranks[0].end().exit_code == exit_code
-        attempt.complete([], succeeded=True)
-        assert attempt.ranks[0].end().exit_code == (exit_code or 0), "what was seen stays"
+        with pytest.raises(OSError):
+            os.fstat(handle)
+        ended_s = attempt.ranks[0].ended_s
+        assert attempt.ranks[0].end().exit_code == exit_code and attempt.running() == []
+        attempt.complete([failure(0, child.pid, 9)], succeeded=False)
+        assert attempt.ranks[0].end().exit_code == (exit_code or 9), "what was seen stays"
+        assert attempt.ranks[0].ended_s == ended_s
     child.wait()
+
+
+def test_ranks_that_run_and_ranks_that_torchrun_ends() -> None:
+    attempt, through = announced(3), ended("true")
+    with subprocess.Popen(["sleep", "60"]) as runs, subprocess.Popen(["sleep", "60"]) as other:
+        attempt.started({"0": runs.pid, "1": through.pid, "2": other.pid}, None)
+        attempt.owners[other.pid] = owner(other.pid, 1)  # its number was given again
+        assert [one.pid for one in attempt.running()] == [runs.pid]
+        for pids in ([runs.pid], [other.pid]):
+            attempt.close(pids)
+        assert [rank.closed for rank in attempt.ranks.values()] == [True, False, True]
+        for one in (runs, other):
+            one.kill()
+    through.wait()
+    for handle in attempt.handles:
+        os.close(handle)
 
 
 def test_torchruns_word_counts_for_the_process_that_it_names() -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     for other_by, exit_code in ((0, 9), (1, None)):
-        attempt = Attempt(0, [{"rank": rank, "local_rank": rank, "streams": ["out"]} for rank in (0, 1)])
-        with subprocess.Popen(
-            [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
-        ) as later:
-            (handle,) = attempt.started({"0": gone.pid, "1": later.pid}, None)  # nobody saw the first end
-            assert later.stdin is not None
-            later.stdin.close()
-            os.waitid(os.P_PID, later.pid, os.WEXITED | os.WNOWAIT)
-            attempt.has_ended(handle)
-        said = RankFailure(rank=0, local_rank=0, pid=gone.pid + other_by, exit_code=9, timestamp_s=5)
-        attempt.complete([said], succeeded=False)
+        attempt, later = announced(2), ended("false")
+        (handle,) = attempt.started({"0": gone.pid, "1": later.pid}, None)  # nobody saw the first end
+        attempt.has_ended(handle)
+        attempt.complete([failure(0, gone.pid + other_by, 9)], succeeded=False)
         assert [rank.end().exit_code for rank in attempt.ranks.values()] == [exit_code, 1]
         assert attempt.first == attempt.ranks[other_by].end(), "the first of which it is known"
+        attempt.complete([], succeeded=True)
+        assert [rank.end().exit_code for rank in attempt.ranks.values()] == [exit_code or 0, 1], "a good end is all's"
+        later.wait()

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from ddplaunch.agent import protocol
-from ddplaunch.agent.rank_site import sitecustomize
+from ddplaunch.agent.rank_site import sitecustomize, taking_part
 from ddplaunch.agent.warm import why_cold
 from ddplaunch.agent.warm.requests import Request
 from ddplaunch.agent.warm.spares import WarmProcess, first_path
@@ -22,6 +22,9 @@ from tests.warm.programs import ROOT
 
 ENVIRON = {"OMP_NUM_THREADS": "1"}
 AS_MODULE = ["-u", "-m", "torch.distributed.run"]
+#: One of each library.
+READ_AT_LOAD = ["GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OPENBLAS_NUM_THREADS", "LD_LIBRARY_PATH", "MALLOC_ARENA_MAX"]
+READ_AT_LOAD += ["GLIBC_TUNABLES", "PYTHONHASHSEED"]
 
 
 @pytest.mark.parametrize(
@@ -50,8 +53,10 @@ def test_what_a_process_that_is_forked_must_be_like(
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(__file__=file))
     found = why_no_fork()
     assert found is None if reason is None else found is not None and reason in found and "\n" not in found
-    monkeypatch.setattr(sys, "getprofile", lambda: print)
-    assert why_no_fork() is not None and (found or "debugger" in str(why_no_fork()))
+    for follows in ("gettrace", "getprofile"):
+        with monkeypatch.context() as followed:
+            followed.setattr(sys, follows, lambda: print)
+            assert why_no_fork() is not None and (found or "debugger" in str(why_no_fork()))
     monkeypatch.setattr(why_cold, "POPEN", SimpleNamespace(is_known=lambda: False))
     assert why_no_fork() == "this torch starts its ranks in a way unknown to ddplaunch"
 
@@ -68,6 +73,15 @@ def test_what_a_process_that_is_forked_must_be_like(
         (("python", "-u", "train.py"), {**ENVIRON, "LD_PRELOAD": "x.so"}, "LD_PRELOAD was set"),
         (("python", "-u", "train.py"), {**ENVIRON, "PYTHONPATH": "a", "MKL_NUM_THREADS": "2"}, "MKL_NUM_THREADS was"),
         (("python", "-u", "train.py"), {}, "OMP_NUM_THREADS was set"),
+        (
+            ("python", "-u", "train.py"),
+            {**ENVIRON, **taking_part({}), "PYTHONBREAKPOINT": "0"},
+            None,
+        ),  # ddplaunch's own
+        (("python", "train.py", "-u"), ENVIRON, "not the interpreter"),
+        (("python", "-u"), ENVIRON, "not the interpreter"),
+        (("python", "-u", "-m"), ENVIRON, "not the interpreter"),
+        *((("python", "-u", "train.py"), {**ENVIRON, name: "1"}, f"{name} was set") for name in READ_AT_LOAD),
     ],
 )
 def test_what_a_rank_that_is_forked_must_be_like(
@@ -77,16 +91,17 @@ def test_what_a_rank_that_is_forked_must_be_like(
     assert found is None if reason is None else found is not None and reason in found
 
 
+@pytest.mark.parametrize("name", ["OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"])
 @pytest.mark.parametrize(
-    ("value", "cpus", "cold"), [("close", (0,), True), ("false", (0,), False), ("close", None, False)]
+    ("value", "cpus", "cold"),
+    [("close", (0,), True), ("False", (0,), False), ("", (0,), False), ("close", None, False)],
 )
 def test_threads_that_openmp_has_bound_stay_where_torch_was_loaded(
-    value: str, cpus: tuple[int, ...] | None, cold: bool
+    name: str, value: str, cpus: tuple[int, ...] | None, cold: bool
 ) -> None:
-    at_load = {"OMP_NUM_THREADS": "1", "OMP_PROC_BIND": value}
-    request = Request(("python", "-u", "train.py"), {**ENVIRON, "OMP_PROC_BIND": value}, cpus)
-    found = why_not_forked(request, "python", at_load)
-    assert (found is not None and "OMP_PROC_BIND is set" in found) is cold
+    request = Request(("python", "-u", "train.py"), {**ENVIRON, name: value}, cpus)
+    found = why_not_forked(request, "python", request.environ)
+    assert found is None if not cold else found is not None and f"{name} is set" in found
 
 
 def test_messages_arrive_whole_with_their_descriptors(tmp_path: Path) -> None:
