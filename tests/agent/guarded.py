@@ -66,6 +66,11 @@ def waits_for(file: Path) -> str:
     return f"import os, time\nwhile not os.path.exists({str(file)!r}): time.sleep(0.01)\n"
 
 
+def failure(rank: int, pid: int, code: int, at_s: int = 5) -> RankFailure:
+    """Return what torchrun says of a rank that failed."""
+    return RankFailure(rank=rank, local_rank=rank, pid=pid, exit_code=code, timestamp_s=at_s)
+
+
 def at_rest(pid: int) -> bool:
     """Whether the process sleeps, with no signal left that it has not looked at."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()

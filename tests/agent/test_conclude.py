@@ -451,6 +451,16 @@ def test_torchruns_own_words_are_read_when_the_run_is_over(settings: Settings) -
     assert "error[script-exception]" in attempt_ended(settings, two_ranks())[0]
 
 
+def test_last_words_in_memory_explain_a_failure(settings: Settings) -> None:
+    """The disk took a part of a line."""
+    name, words = "node-0/attempt-0/rank-1.out", TRACEBACK.encode()
+    Path(settings.directory, name).write_bytes(words[:-50])
+    run = ended(replace(two_ranks(), unwritten={name: words[-50:]}), unrecorded="rank-1.out: it is full")
+    said = " ".join(told(settings, run, 1).split())
+    assert "error[script-exception]: ValueError: bad batch at train.py:20" in said
+    assert "incomplete: rank-1.out: it is full" in said
+
+
 def test_who_stopped_a_run_is_in_its_record(settings: Settings) -> None:
     def said(number: int) -> str:
         both = attempt(rank(0, **TERMINATED), rank(2, **TERMINATED))

@@ -11,8 +11,6 @@ from typing import NoReturn
 
 import pytest
 
-from ddplaunch.agent.end.conclude import conclude
-from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
 from ddplaunch.agent.guard import record_file
 from ddplaunch.agent.guard.record_file import LAST_BYTES, RecordFile
 from ddplaunch.machine.files import pieces_of, read_end
@@ -21,7 +19,6 @@ from ddplaunch.planning.resolve import plugin_settings
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.explain_sources import recorded_run
 from ddplaunch.records.log_files import blocks, follow_logs, log_files, part_of
-from ddplaunch.records.outcome import RankOutcome
 from ddplaunch.ui.logs_view import cut_text
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source
@@ -269,27 +266,6 @@ def test_a_disk_that_is_full_again_loses_nothing_that_fits(run: Path, full: Disk
         full.room = room
         file.write(lines(3))
     assert whole(run) == lines(3) * 7 and file.problem is None
-
-
-def test_last_words_in_memory_explain_a_failure(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.chdir(run)
-    err = run / "node-0/attempt-0/rank-1.err"
-    err.parent.mkdir(parents=True)
-    err.write_text('Traceback (most recent call last):\n  File "train.py", line 3, in <modu')
-    rest = b"le>\n    LABELS[pet]\nKeyError: 'bird'\n"
-    ranks = tuple(
-        RankOutcome(each, each, "h", 9, each, ended_s=5.0, ended_by="itself", out=f"node-0/attempt-0/rank-{each}.out",
-                    err=f"node-0/attempt-0/rank-{each}.err")
-        for each in (0, 1)
-    )  # fmt: skip
-    attempt = EndedAttempt(0, 1.0, 9.0, ranks, 1, {"node-0/attempt-0/rank-1.err": rest})
-    ended = EndedRun("h", 0.0, 9.0, (attempt,), "failed", None, False, "", (), unrecorded="rank-1.err: it is full")
-    heard: list[str] = []
-    conclude(Settings("r", str(run)), ended, heard.append)
-    (text,) = heard
-    assert "error[script-exception]: KeyError: 'bird' at train.py:3" in text
-    assert "incomplete: rank-1.err: it is full" in " ".join(text.split())
 
 
 # The console

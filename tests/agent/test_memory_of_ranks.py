@@ -68,10 +68,3 @@ def test_without_a_limit_it_is_what_was_resident() -> None:
 def _resident_at_most() -> int:
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(status["VmHWM"].split()[0]) * 1024
-
-
-def test_it_is_asked_for_at_the_first_steps_and_then_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, looks = Memory(on_gpu=False), iter(range(100, 200))
-    monkeypatch.setattr(memory, "_look", lambda: next(looks))
-    assert [memory.peak_bytes(step) for step in range(1, 5)] == [100, 101, 102, 103]
-    assert {memory.peak_bytes(step) for step in range(1000, 1010)} <= {103, 104}

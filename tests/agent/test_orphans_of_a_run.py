@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.agent.protocol import RankFailure, send
-from tests.agent.guarded import PATIENCE_S, ROOT, Guarded, at_rest, runs, until, waits_for
+from ddplaunch.agent.protocol import send
+from ddplaunch.machine.files import boot_id
+from tests.agent.guarded import PATIENCE_S, ROOT, Guarded, at_rest, failure, runs, until, waits_for
 
 # A rank with one child of each kind that multiprocessing makes, and one that ignores SIGTERM.
 WITH_WORKERS = """
@@ -33,10 +34,6 @@ for deaf in (False, True):
 
 def children(record: bytes) -> list[int]:
     return [int(line.split()[1]) for line in record.splitlines() if line.startswith(b"child")]
-
-
-def failure(rank: int, pid: int, code: int) -> RankFailure:
-    return RankFailure(rank=rank, local_rank=rank, pid=pid, exit_code=code, timestamp_s=1)
 
 
 def launched(*words: str | Path) -> subprocess.Popen[bytes]:
@@ -129,6 +126,7 @@ os.write(1, b'other %d\\n' % subprocess.Popen(['sleep', '300']).pid)
         table = json.loads(guarded.file("processes.json"))
         assert [rank["pid"] for rank in table["ranks"]] == [guarded.ranks[0].pid]
         assert (table["launcher"]["pid"], table["guard"]["pid"]) == (os.getpid(), guarded.guard.pid)
+        assert (table["schema"], table["boot_id"]) == (1, boot_id()), "by which pids of another boot are told apart"
         status, ended = guarded.end()
         record = guarded.file("attempt-0/rank-0.out")
         other = int(next(line for line in record.splitlines() if line.startswith(b"other")).split()[1])

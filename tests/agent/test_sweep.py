@@ -13,10 +13,9 @@ import pytest
 from ddplaunch.agent.guard.attempt import Attempt
 from ddplaunch.agent.guard.loop import Loop
 from ddplaunch.agent.guard.sweep import Owner, Sweeps, grace_of_left, of_ranks, unannounced
-from ddplaunch.agent.protocol import RankFailure
 from ddplaunch.machine.processes.process_table import ProcessStat, own_processes, read_stat
 from ddplaunch.machine.processes.stop_processes import asked_first, send_signal, status_of_reaped
-from tests.agent.guarded import PATIENCE_S, until
+from tests.agent.guarded import PATIENCE_S, failure, until
 
 STAT = b"%d (%s) %s %d %d %d" + b" 0" * 15 + b" %d" + b" 0" * 29 + b" %d\n"
 
@@ -159,10 +158,6 @@ def announced(ranks: int) -> Attempt:
     return Attempt(0, [{"rank": rank, "local_rank": rank, "streams": ["out"]} for rank in range(ranks)])
 
 
-def failure(rank: int, pid: int, code: int, at_s: int = 5) -> RankFailure:
-    return RankFailure(rank=rank, local_rank=rank, pid=pid, exit_code=code, timestamp_s=at_s)
-
-
 def ended(*words: str) -> subprocess.Popen[bytes]:
     """Return a process that has ended, and that nobody has reaped."""
     process = subprocess.Popen(words)
@@ -178,7 +173,7 @@ def test_where_the_kernel_has_no_pidfd_torchruns_word_counts(monkeypatch: pytest
     with monkeypatch.context() as patched:
         patched.setattr(os, "pidfd_open", refused)
         assert attempt.started({"0": first.pid, "1": second.pid}, None) == []
-    said = [failure(0, first.pid, -signal.SIGTERM, 0), failure(1, second.pid, -signal.SIGKILL)]
+    said = [failure(0, first.pid, -signal.SIGTERM, at_s=0), failure(1, second.pid, -signal.SIGKILL)]
     attempt.complete(said, succeeded=False)
     assert attempt.first == attempt.ranks[1].end() and attempt.first.signal == signal.SIGKILL
     ended_s = [rank.ended_s for rank in attempt.ranks.values()]
