@@ -88,6 +88,7 @@ def test_of_endless_output_the_beginning_and_the_end_are_kept_and_the_cut_is_nam
 
 def test_until_something_is_cut_nothing_says_so_and_all_is_there(run: Path) -> None:
     file = log(run)
+    assert whole(run) == b"", "there is a file before there is output"
     for start in range(0, 12_000, 100):
         file.write(lines(100, start))
         assert len(pieces_of(file.path or "")) == (1 if start < 5000 else 2) or 5000 <= start < 7500
@@ -239,6 +240,9 @@ def test_of_much_that_was_not_written_the_last_is_kept_and_the_gap_named(run: Pa
     kept = file.unwritten()
     missing = size_text(60_000 * len(LINE % 0) - 100 - LAST_BYTES)
     assert kept.startswith(f"\n[ddplaunch: {missing} of output are missing here, which the disk did".encode())
+    other = RecordFile(None)
+    other.write(lines(2000))
+    assert other.unwritten().startswith(b"[ddplaunch: "), "nothing is before it"
     assert kept.endswith(lines(1000, 59_000)) and LAST_BYTES <= len(kept) < LAST_BYTES + 100
     full.room = 1 << 30
     file.close()

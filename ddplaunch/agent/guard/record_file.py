@@ -128,13 +128,12 @@ class RecordFile:
         pieces = pieces_of(self.path)
         too_old = pieces[1:-2]
         if too_old and too_old[0].start == pieces[0].end:
-            self._say_cut()
+            self._say_cut(self.path)
         with closing(open_place(os.path.dirname(self.path))) as folder:
             for piece in too_old:
                 os.unlink(os.path.basename(piece.path), dir_fd=folder)
 
-    def _say_cut(self) -> None:
-        path = self.path or ""
+    def _say_cut(self, path: str) -> None:
         what = f"output was cut here; the last of it is in {self.name}.from-*, as `--log-max-size` says"
         with contextlib.suppress(OSError), closing(open_to_write(path, os.O_WRONLY | os.O_APPEND)) as head:
             os.write(head, f"[ddplaunch: {what}]\n".encode())
