@@ -166,6 +166,7 @@ def test_the_second_interrupt_kills_and_signals_to_the_guard_do_not_end_it(tmp_p
         guarded.signalled(signal.SIGINT)
         until(lambda: at_rest(guarded.guard.pid), "the guard has looked at them")
         assert all(rank.poll() is None for rank in guarded.ranks.values()) and guarded.guard.poll() is None
+        guarded.signalled(signal.SIGTERM)  # the first one is what ended the run, and is told
         guarded.signalled(signal.SIGINT)
         guarded.wait()
         assert [rank.returncode for rank in guarded.ranks.values()] == [-signal.SIGKILL] * 2

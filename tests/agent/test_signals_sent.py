@@ -189,3 +189,7 @@ def test_a_signal_that_no_rank_catches_does_nothing_and_one_that_all_processes_g
         guarded.signalled(signal.SIGUSR2)
         time.sleep(0.3)
         assert guarded.ranks[0].poll() is None and b"SIGUSR2" not in (tmp_path / "err").read_bytes()
+        guarded.ranks[0].kill()
+        guarded.wait()
+        announced = guarded.end("failed")[1].announced
+        assert announced is not None and announced[0] == "SIGUSR2", "it was for the ranks"

@@ -31,7 +31,7 @@ def owner(pid: int, start: int) -> Owner:
 def test_a_rank_its_session_and_nobody_else() -> None:
     table = [
         row(10, 5, 10, 100, name=b"a) R (b"),  # the rank
-        row(11, 10, 10, 110),  # its worker
+        row(11, 10, 10, 100),  # its worker, which it has made at once
         row(12, 1, 10, 120),  # a worker's child, orphaned
         row(13, 10, 13, 130),  # given a session of its own
         row(14, 13, 13, 131),
@@ -97,6 +97,19 @@ def test_a_stopped_process_that_catches_sigterm_goes_on_to_save() -> None:
             process.kill()
 
 
+def test_what_cannot_be_ended_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddplaunch.agent.guard.sweep._GIVE_UP_AFTER_S", 0.1)
+    sweeps = Sweeps(Loop().at)
+    sweeps.begin(lambda: [row(os.getpid(), 1, 1, 1)], None)  # its number is another's: it gets no signal
+    assert sweeps.running
+
+    def given_up() -> bool:
+        sweeps.tick()
+        return not sweeps.running
+
+    until(given_up, "it is given up")
+
+
 def test_only_what_runs_below_python_is_not_asked_at_first() -> None:
     python_below_shell = f"{sys.executable} -c \"import subprocess; subprocess.run(['sleep', '60'])\"; :"
     rank = subprocess.Popen(["sh", "-c", python_below_shell], start_new_session=True)
@@ -117,6 +130,7 @@ def test_only_what_runs_below_python_is_not_asked_at_first() -> None:
         ("signal.signal(signal.SIGTERM, print)", "", 30.0),
         ("signal.signal(signal.SIGTERM, signal.SIG_IGN)", "", 1.0),
         ("signal.signal(signal.SIGTERM, print)", "pt_data_worker", 1.0),
+        ("signal.signal(signal.SIGTERM, print)  # multiprocessing.spawn", "", 1.0),
     ],
 )
 def test_what_catches_sigterm_and_is_no_data_worker_has_the_grace(code: str, name: str, grace_s: float) -> None:
@@ -127,6 +141,9 @@ def test_what_catches_sigterm_and_is_no_data_worker_has_the_grace(code: str, nam
         assert process.stdout and process.stdout.readline() == b"\n"
         seen = read_stat(process.pid)
         assert seen and grace_of_left({}, 30.0)(seen) == grace_s
+        rank = Owner(process.pid, seen)
+        assert grace_of_left({process.pid: rank}, 30.0)(seen) == (1.0 if "SIG_IGN" in code else 30.0)
+        assert grace_of_left({1: rank}, 30.0)(seen) == 1.0, "a fork of a rank has its command line"
     finally:
         process.kill()
         process.communicate()

@@ -93,18 +93,8 @@ CUSTOM = "import os\nos.environ['CUSTOM'] = os.environ.get('RANK', 'none')\n"
 @pytest.mark.parametrize(
     ("name", "text", "printed", "why"),
     [
-        (
-            "queue",
-            "mine = 'own'\n",
-            ["False own None"] * 2,
-            "`queue.py` beside the script is named like what torchrun ",
-        ),
-        (
-            "sitecustomize",
-            CUSTOM,
-            ["False None 0", "False None 1"],
-            "sitecustomize.py is run by each interpreter that ",
-        ),
+        ("queue", "mine = 'own'\n", ["False own None"] * 2, "`queue.py` beside the script is named like what torch"),
+        ("sitecustomize", CUSTOM, ["False None 0", "False None 1"], "sitecustomize.py is run by each interpreter that"),
     ],
 )
 def test_a_module_of_the_users_own_makes_the_start_cold(

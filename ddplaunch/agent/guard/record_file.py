@@ -152,5 +152,4 @@ def record_crash(node_directory: str | None, error: BaseException) -> None:
     import traceback
 
     note = RecordFile(f"{node_directory}/launcher.err" if node_directory else None)
-    note.open()
     note.write("".join(["ddplaunch: the guard failed\n", *traceback.format_exception(error)]).encode())
