@@ -22,12 +22,7 @@ from ddplaunch.explain.stacks.parse import RankStack, ThreadStack
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.directory import note_stop
 from ddplaunch.records.first_failure import first_failed, steady_s
-from ddplaunch.records.outcome import (
-    AttemptOutcome,
-    RankOutcome,
-    RunOutcome,
-    short_outcome,
-)
+from ddplaunch.records.outcome import AttemptOutcome, RankOutcome, RunOutcome, short_outcome
 from ddplaunch.ui.explain_view import explanation_text
 from ddplaunch.ui.outcome_view import attempt_text, outcome_text
 from ddplaunch.ui.terminal import Terminal
@@ -565,7 +560,19 @@ KILLED = replace(
     ranks=tuple(rank(each, signal="SIGKILL" if each else "SIGINT", ended_by="launcher") for each in range(4)),
 )
 RAISED = replace(DIAGNOSIS, code="script-exception", exception=Raised("ValueError", "x"))
+LONG = replace(
+    DIAGNOSIS,
+    what="a very long first line, " * 8,
+    why="a mechanism that takes some words to explain, " * 5,
+    calls=tuple(UserCall(f"model.py:{line} in layer", "x" * 90, line % 2 * 3, "torch") for line in range(30)),
+    exception=Raised("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB. " * 9),
+)
+ECHOES = tuple(Echo(f"kind {number} of line", number, "node-1", Evidence("x", 1, "y")) for number in range(9))
+SAID = ("step 1", "[W1103 noise", *(f"line {number} " + "y" * 90 for number in range(20)))
+LAST = replace(before(None)[0], ranks=(RankOutcome(2, 2, "node-1", last_lines=SAID),))
 CASES = {
+    "story": outcome(diagnosis=LONG, cascade=ECHOES, attempts=(LAST,)),
+    "no-story": outcome(diagnosis=replace(LONG, calls=()), cascade=ECHOES, attempts=(LAST,)),
     "failed": outcome(),
     "done": outcome(state="succeeded", exit_status=0, diagnosis=None),
     "interrupted": outcome(state="terminated", exit_status=130, diagnosis=ASKED),
@@ -586,7 +593,7 @@ CASES = {
 def test_last_words_on_the_console(case: str, golden: Golden) -> None:
     number = signal.SIGINT if case.startswith("interrupted") else None
     text = outcome_text(CASES[case], ".ddplaunch/runs/r", Terminal(80), signal=number)
-    assert max(map(len, text.splitlines())) <= 80
+    assert max(map(len, text.splitlines())) <= 80 and text.count("\n") <= 23, "it fits on the smallest screen"
     golden(f"outcome-{case}", text)
     red = "\x1b[1;31m" in outcome_text(CASES[case], None, Terminal(80, True), signal=number)
     assert red is (case not in ("interrupted", "done", "done-at-last")), "an end in order is no error"
@@ -597,41 +604,6 @@ def test_what_comes_by_chance_is_alike_but_not_called_deterministic() -> None:
     text = outcome_text(outcome(attempts=before(killed, killed), diagnosis=killed), None, Terminal(200))
     assert "  all 2 attempts failed alike\n" in text
     assert f", rank {killed.rank}; restarting" in attempt_text(0, 2, killed, Terminal(200))
-
-
-MANY = tuple(
-    UserCall(f"model.py:{line} in layer", f"return self.layer({line}, " + "x" * 60 + ")", line % 2 * 3, "torch")
-    for line in range(30)
-)
-LONG = replace(
-    DIAGNOSIS,
-    what="a very long first line, " * 8,
-    why="a mechanism that takes some words to explain, " * 5,
-    fixes=("`" + "a command " * 12 + "`", "another way, " * 12),
-    calls=MANY,
-    exception=Raised("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB. " * 9),
-)
-ECHOES = tuple(
-    Echo(f"kind {number} of line that follows", number, "node-1", Evidence("x", 1, "y")) for number in range(9)
-)
-
-
-@pytest.mark.parametrize("calls", [0, 1, 2, 30])
-def test_the_last_screen_is_the_failed_ranks_own_story(calls: int) -> None:
-    found = replace(LONG, calls=MANY[:calls])
-    said = ("step 1", "[W1103 noise", *(f"line {number} " + "y" * 90 for number in range(20)))
-    ranks = (RankOutcome(1, 1, "node-1"), RankOutcome(2, 2, "node-1", last_lines=said))
-    run = outcome(diagnosis=found, cascade=ECHOES, attempts=(replace(before(None)[0], ranks=ranks),))
-    text = outcome_text(run, ".ddplaunch/runs/20261122-162137-n6rf23", Terminal(80))
-    if calls == 30:
-        assert "      …\n" in text, "the end of the story is kept"
-    assert text.count("\n") <= 23 and all(len(line) <= 80 for line in text.splitlines() if "`" not in line)
-    assert sum("followed by:" in line for line in text.splitlines()) == 1, "what others say is one line"
-    if calls:
-        assert MANY[calls - 1].place in text and "OutOfMemoryError: CUDA out of memory." in text
-        assert "printed last" not in text
-    else:
-        assert "  rank 2 printed last:\n" in text and "line 19 yy" in text
 
 
 def test_words_that_the_diagnosis_quotes_are_not_said_again() -> None:

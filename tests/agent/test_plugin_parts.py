@@ -13,12 +13,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.agent.plugin.outlets import (
-    close,
-    console_kinds,
-    open_outlets,
-    path_of,
-)
+from ddplaunch.agent.plugin.outlets import close, console_kinds, open_outlets, path_of
 from ddplaunch.agent.plugin.torchrun_end import Ending, error_text, fallback_status, write_alone
 from ddplaunch.agent.rank_site import sitecustomize
 from ddplaunch.planning.settings import Settings

@@ -97,12 +97,7 @@ def assert_saved(launch: subprocess.Popen[bytes], folder: Path, *names: str) -> 
 
 
 #: Each sender with a start: cold and warm ranks keep their workers by other code.
-WAYS = [
-    (by_stop, "warm"),
-    (by_ctrl_c, "warm"),
-    (by_the_launchers_death, "warm"),
-    (to_every_process, "cold"),
-]
+WAYS = [(by_stop, "warm"), (by_ctrl_c, "warm"), (by_the_launchers_death, "warm"), (to_every_process, "cold")]
 
 
 @pytest.mark.parametrize(("send", "start"), WAYS, ids=lambda one: getattr(one, "__name__", str(one)))

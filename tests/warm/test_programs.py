@@ -137,8 +137,7 @@ def test_a_thread_of_a_preloaded_module_makes_the_start_cold(tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "which", "why"),
-    [("SIGKILL", 0, ""), ("SIGKILL", 1, ""), ("SIGSTOP", 1, "timed out")],
+    ("number", "which", "why"), [("SIGKILL", 0, ""), ("SIGKILL", 1, ""), ("SIGSTOP", 1, "timed out")]
 )
 def test_a_rank_starts_cold_where_the_process_that_was_forked_for_it_is_lost(number: str, which: int, why: str) -> None:
     done = subprocess.run(
