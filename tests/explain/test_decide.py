@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.explain.decide.work import telling
+from ddplaunch.explain.decide.work import Work, said_done, says_failed, telling
 from ddplaunch.explain.diagnosis import RunFacts
+from ddplaunch.explain.read.scan import scan
 from ddplaunch.ui.explain_view import explanation_text
 from ddplaunch.ui.terminal import Terminal, cells
 from ddplaunch.values.words import number_of_signal
-from tests.explain.logs import TORCH, diagnosed, ended, explained, failed, lost, raised, recorded, summary, told
+from tests.explain.logs import (
+    TORCH,
+    diagnosed,
+    ended,
+    explained,
+    failed,
+    lines_of,
+    lost,
+    raised,
+    recorded,
+    summary,
+    told,
+)
 
 WATCHDOG = (
     "[rank{rank}]:[E1102 04:26:10.044118200 ProcessGroupNCCL.cpp:685] [Rank {rank}] Watchdog caught collective "
@@ -220,7 +233,7 @@ def test_an_uncaught_exception_that_is_not_in_the_log_is_no_good_end() -> None:
     assert explained(cut_off + ALL_STEPS).diagnosis is None, "the work went on"
     went_on = raised(None, "KeyError: 'x'") + "epoch 3 step 40\nepoch 3 step 50\n"
     assert explained(went_on).diagnosis is None and diagnosed(went_on.replace("50", "40")).code == "script-exception"
-    tested = failed(1, 1, 11) + summary((1, 1, 11)) + "=== 12 passed in 3.10s ===\n"
+    tested = failed(1, 1, 11) + summary((1, 1, 11)) + "=== 12 passed, 1 warning in 3.10s ===\n"
     assert explained(tested).diagnosis is None, "a test suite makes programs fail"
     assert diagnosed(f"step 1 loss 0.5\n{failed(1, 1, 11)}step 2 loss 0.4\n").code == "unknown", "of another rank"
     ignored = "Exception ignored in: <function Pool.__del__ at 0x7f2>\n" + cut_off
@@ -460,6 +473,85 @@ def test_the_words_of_what_looks_after_a_job_say_how_it_ended(last: str, code: s
 
 
 KEY = "KeyError: 'labels'"
+
+
+@pytest.mark.parametrize(
+    ("after", "went_on"),
+    [
+        # after a message, after an uncaught exception, and after an error that was announced as skipped
+        *[
+            ("", "---"),
+            ("words\n", "---"),
+            ("step 1\n", "--+"),
+            ("step 1\nstep 1\n", "--+"),
+            ("step 1\nstep 2\n", "+++"),
+        ],
+        *[
+            ("loss 0.5\n" * 3, "--+"),
+            ("loss 0.5\n" * 4, "+++"),
+            ("  step 1\n  step 2\n", "---"),
+            ("  9%| 2/9\n", "--+"),
+        ],
+        *[("done\n", "+-+"), ("words\ndone\n", "+-+"), ("step 1\ndone\n", "+++"), ("loss 0.5\ndone\n", "+-+")],
+        *[("resumed\nloss 0.5\ndone\n", "+++"), ("resumed\nwords\ndone\n", "+-+"), ("3 passed, 1 warning\n", "+++")],
+        *[
+            ("done\n" + "words\n" * 14, "+-+"),
+            ("done\n" + "words\n" * 15, "---"),
+            ("2 passed\n" + "words\n" * 15, "---"),
+        ],
+    ],
+)
+def test_the_lines_below_a_failure_tell_whether_the_work_went_on(after: str, went_on: str) -> None:
+    lines = lines_of(f"restored\n{KEY}\n{after}")
+    work, line = Work(lines), lines[1]
+    told = (work.went_on(line), work.went_on(line, uncaught=True), work.went_on(line, announced=True))
+    assert "".join("-+"[each] for each in told) == went_on
+
+
+def test_what_follows_a_line_is_counted_as_far_as_a_rule_asks() -> None:
+    lines = lines_of("step 0\n" + "step 1\nwords\n\n  source\nloss 2\n" * 3 + "step 2\nstep 3\nstep 4\nstep 5\n")
+    work = Work(lines)
+    assert [work.reported_after(lines[at]) for at in (-2, -3, -6, 0)] == [(0, 0), (1, 1), (4, 4), (4, 4)]
+    assert [work.said_between(lines[1], until) for until in (2, 3, 4, 6, 7, 9)] == [0, 1, 1, 2, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("texts", "last", "done", "once"),
+    [
+        *[(["saved 1", "saved 2"], 1, True, True), (["saved 1", "saved 2", "saved 3"], 3, True, False)],
+        *[(["saved 1", "words"], 1, False, False), (["saved 1", "words"], 2, True, True)],
+        ([f"100%|#| {number} saved" for number in range(3)], 3, True, True),
+    ],
+)
+def test_what_says_that_the_work_is_done(texts: list[str], last: int, done: bool, once: bool) -> None:
+    lines = lines_of("\n".join(texts))
+    assert (said_done(lines, last), said_done(lines, last, once=True)) == (done, once)
+
+
+ENGINE = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "state", "says"),
+    [
+        *[("done\n", "failed", True), ("done\n", None, False), (failed(1, 0, 10), "succeeded", False)],
+        *[(failed(1, 0, 10), None, True), (failed(1, 0, 10) + "step 1\nstep 2\n", None, False)],
+        ("srun: error: n1: tasks 0-3: Terminated\n", None, False),
+        # a test suite makes programs fail; a program that prints its first line again was started again
+        (summary((1, 1, 11)) + "12 passed in 3.1s\n", None, False),
+        (summary((1, 1, 11)) + "12 passed in 3.1s\nbye\n", None, False),
+        (summary((1, 1, 11)) + "12 passed in 3.1s\nbye\nbye\n", None, True),
+        ("attempt 0\n" + failed(1, 0, 10) + "attempt 1\n", None, False),
+        ("attempt 0\nattempt 1\n" + failed(1, 0, 10), None, True),
+        ("attempt 0\n" + failed(1, 0, 10) + "attempt 1\n" + summary((1, 1, 11)), None, True),
+        ("step 0\n" + failed(1, 0, 10) + "step 0\n", None, True),
+        # what starts the work sums up that it failed
+        *[(ENGINE, None, True), (f'said: "{ENGINE}"\n', None, False), (ENGINE + "step 1\nstep 2\n", None, False)],
+    ],
+)
+def test_whether_a_run_is_said_to_have_failed(text: str, state: str | None, says: bool) -> None:
+    scanned = scan(lines_of(text))
+    assert says_failed(scanned, Work(scanned.lines), RunFacts(state=state)) is says
 
 
 @pytest.mark.parametrize(

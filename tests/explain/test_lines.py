@@ -13,7 +13,7 @@ from tests.explain.logs import lines_of, raised
 @pytest.mark.parametrize(
     ("raw", "text", "speaker"),
     [
-        ("[rank3]: ValueError: x", "ValueError: x", Speaker(rank=3)),
+        ("\ufeff[rank3]:\u200b\xa0ValueError: x", "ValueError: x", Speaker(rank=3)),
         ("[rank: 3] Seed set to 42", "Seed set to 42", Speaker(rank=3)),
         ("[rank: 3] Child process with PID 7", "[rank: 3] Child process with PID 7", Speaker()),
         ("[default1]:  hello", "  hello", Speaker(local=1)),
@@ -86,13 +86,11 @@ def test_words_right_behind_a_progress_bar_are_a_line() -> None:
     bars = [tqdm.format(n, "█" * (n // 10), n, n // 50, n % 10) for n in (8, 9, 10, 99)]
     assert shown(*bars, bars[-1] + "the loss diverged")[-2:] == [bars[-1], "the loss diverged"]
     assert shown(*bars, bars[-1] + raised(None, "KeyError: 1"))[4] == "Traceback (most recent call last):"
-    assert shown("fetching a", "fetched all of it")[-1] == "fetched all of it"
-
-
-def test_progress_bars_keep_what_stands_behind_them() -> None:
-    bars = "\r".join(f"{percent}%|#| {percent}/100" for percent in range(50))
-    texts = [line.text for line in lines_of(f"{bars}\rERROR: bus error\nnext")]
-    assert texts[-2:] == ["ERROR: bus error", "next"] and len(texts) < 10
+    twice = bars[-1].strip() + "reads 9.1it/s] slower than before"
+    assert shown(twice) == [twice], "what was not redrawn is one line"
+    assert shown(*bars[:2], twice)[-1] == "reads 9.1it/s] slower than before"
+    assert shown(*"abcd") == [*"abcd"] and shown(*"abcdef") == [*"adef"], "the first and the last frames"
+    assert shown("", " ", "\n") == ["", ""]
 
 
 def test_json_records_are_unfolded() -> None:
@@ -101,13 +99,19 @@ def test_json_records_are_unfolded() -> None:
     of_rank = lines_of(json.dumps({"rank": 3, "level": "ERROR", "msg": "it ended", "exc": "Traceback\nValueError: x"}))
     assert [line.text for line in of_rank] == ["it ended", "Traceback", "ValueError: x"]
     assert {line.speaker.rank for line in of_rank} == {3}
-    for rank in (None, -1, 10**9, "3", True, 1.5, [3]):
+    for rank in (None, -1, 10**7, "3", True, 1.5, [3]):
         assert [each.speaker.rank for each in lines_of(json.dumps({"rank": rank, "msg": "x"}))] == [None]
+    assert lines_of(json.dumps({"global_rank": 10**7 - 1, "msg": "x"}))[0].speaker.rank == 10**7 - 1
+    measured = {"loss": 0.5, "msg": "trained", "exc": "KeyError: 1", "epoch": 3, "step": "4"}
+    assert [line.text for line in lines_of(json.dumps(measured))] == ["trained epoch 3 loss 0.5", "KeyError: 1"]
+    for text in ('{"msg": "cut', '{"a": 1}', 'x\n {"msg": "of a page"}', '{"msg": "x"} y'):
+        assert "\n".join(line.text for line in lines_of(text)) == text
 
 
-def test_a_line_of_ten_megabytes_is_cut_in_its_middle() -> None:
-    (line,) = lines_of("a" * 10_000_000 + "the end")
-    assert len(line.text) < 10_000 and line.text.endswith("the end")
+def test_long_lines_are_cut_in_their_middle_and_evidence_at_its_end() -> None:
+    lines = lines_of("a" * 4000 + "\n" + "a" * 10_000_000 + "the end\n" + "b" * 300 + "\n" + "b" * 301)
+    assert [line.text for line in lines[:2]] == ["a" * 4000, "a" * 2000 + " … " + "a" * 1993 + "the end"]
+    assert [line.evidence.text for line in lines[2:]] == ["b" * 300, "b" * 299 + "…"]
 
 
 def test_a_host_is_named_behind_a_time_too() -> None:

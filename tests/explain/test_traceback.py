@@ -59,13 +59,19 @@ def test_a_cache_miss_is_not_the_cause_but_a_cause_is() -> None:
     assert tracebacks(caused)[0].root.raised.type == "KeyError"
 
 
-def test_the_original_exception_of_a_dataloader_worker_counts() -> None:
-    text = raised(0, "ValueError: Caught ValueError in DataLoader worker process 1.")
-    text += "[rank0]: Original Traceback (most recent call last):\n"
-    text += '[rank0]:   File "/home/kim/data.py", line 12, in __getitem__\n[rank0]:     decode()\n'
-    text += "[rank0]: ValueError: corrupt JPEG\n"
-    (found,) = tracebacks(text)
-    assert (found.root.raised.message, found.root.raised.frame) == ("corrupt JPEG", "data.py:12 in __getitem__")
+def test_the_original_exception_of_a_worker_and_of_a_checkpoints_rank_counts() -> None:
+    for outer, header in (
+        (
+            "ValueError: Caught ValueError in DataLoader worker process 1.",
+            "Original Traceback (most recent call last):",
+        ),
+        ("x.CheckpointException: ranks:dict_keys([0])", "Traceback (most recent call last): (RANK 0)"),
+    ):
+        text = raised(0, outer) + f"[rank0]: {header}\n"
+        text += '[rank0]:   File "/home/kim/data.py", line 12, in __getitem__\n[rank0]:     decode()\n'
+        text += "[rank0]: ValueError: corrupt JPEG\n"
+        (found,) = tracebacks(text)
+        assert (found.root.raised.message, found.root.raised.frame) == ("corrupt JPEG", "data.py:12 in __getitem__")
 
 
 def test_mp_spawn_names_the_process() -> None:
@@ -92,7 +98,36 @@ def test_a_traceback_without_its_head_and_a_bare_last_line() -> None:
     trimmed = "\n".join(line.strip() for line in raised(None, "TypeError: no such keyword").splitlines())
     assert tracebacks(trimmed)[0].root.raised.frame == "train.py:31 in main", "indentation is lost where people paste"
     assert tracebacks("ValueError: alone")[0].bare
-    assert tracebacks("train/error: 0.3\nError rate: 4\nsome words\nloss: 3") == []
+    quoted = 'it says "Traceback (most recent call last)" there'
+    assert tracebacks(f"train/error: 0.3\n{quoted}\nsome words\n  | ValueError: of a table\nloss: 3") == []
+
+
+def test_lines_of_others_inside_a_chain_do_not_end_it_and_below_it_they_do() -> None:
+    during = "During handling of the above exception, another exception occurred:\n\n"
+    begun, last = raised(None, "OSError: disk"), raised(None, "ValueError: late")
+    *frames, error = last.splitlines(keepends=True)
+    words = "".join(f"words of another {number}\n" for number in range(12))
+    (chain,) = tracebacks("".join([begun, during, *frames, words, error]))
+    assert [part.raised.message for part in chain.parts] == ["disk", "late"] and chain.parts[1].link == "during"
+    for below, bare in ((words, [False]), ("a\nb\nKeyError: 'a'\n", [False, True]), ("KeyError: 'a'\n", [False])):
+        assert [each.bare for each in tracebacks(begun + below)] == bare
+
+
+def test_what_launchers_raise_is_marked() -> None:
+    started = (
+        "CalledProcessError: Command '['python', '-m', 'torch.distributed.launch']' returned non-zero exit status 1."
+    )
+    spawned = "Exception: process 0 terminated with exit code 1"
+    for rank, error, file, launcher in (
+        (None, f"subprocess.{started}", "/w/a.py", True),
+        (1, f"subprocess.{started}", "/w/a.py", False),
+        (None, started.replace("-m', 'torch.distributed.launch", "a.py"), "/w/a.py", False),
+        (None, started.replace("CalledProcess", "Runtime"), "/w/a.py", False),
+        (None, spawned, "/w/a.py", True),
+        (None, f"Value{spawned}", "/w/a.py", False),
+        (None, "ValueError: x", f"{TORCH}/distributed/run.py", True),
+    ):
+        assert tracebacks(raised(rank, error, file))[0].launcher is launcher, error
 
 
 def test_what_the_interpreter_ignores_is_marked() -> None:
@@ -120,7 +155,7 @@ def test_a_message_that_begins_with_an_empty_line_is_the_next_one() -> None:
         ("        CUDA Setup failed\n        python -m bitsandbytes\n", "CUDA Setup failed"),
         ("\nthe tokenizer is not known\n", "the tokenizer is not known"),
         ("\n\n\nepoch 2\n", ""),
-        ("Traceback (most recent call last):\n", ""),
+        ('  File "/w/a.py", line 3, in f\n', ""),
     ):
         found = tracebacks(raised(None, "RuntimeError: ") + below)[0]
         assert found.raised.message == message

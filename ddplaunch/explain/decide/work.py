@@ -124,7 +124,7 @@ def _starts_anew(lines: Sequence[Line], last_exit: float) -> bool:
     """Return whether the program's first line stands again after the last exit, which a launcher then survived."""
     first = next((line.text for line in lines if says_something(line.text)), "")
     repeated = (line for line in lines if line.at > last_exit and COUNT.sub("", line.text) == COUNT.sub("", first))
-    return not (PROGRESS.search(first) or FAILS.search(first)) and any(repeated)
+    return not (not first or PROGRESS.search(first) or FAILS.search(first)) and any(repeated)
 
 
 def _unfinished(texts: Sequence[str]) -> bool:

@@ -112,7 +112,7 @@ _MOST_RANKS = 10**7
 
 def unfold(raw: str) -> list[str]:
     """Return the lines inside a JSON record (structured logging, container runtimes), else the line itself."""
-    if raw[:1] != "{" or '"' not in raw[:3] or raw.rstrip()[-1] != "}":
+    if raw[:1] != "{" or '"' not in raw[:3]:
         return [raw]
     try:
         record = json.loads(raw)
@@ -220,4 +220,4 @@ class _Windows:
 def reason_text(lines: Sequence[Line]) -> str:
     """Return the first of a rank's last lines, joined with the next if it ends with a colon, as in Rust's panics."""
     texts = [line.text.strip() for line in lines]
-    return " ".join(texts[:2]) if texts[:1] and texts[0].endswith(":") else "".join(texts[:1])
+    return " ".join(texts[:2]) if texts and texts[0].endswith(":") else "".join(texts[:1])

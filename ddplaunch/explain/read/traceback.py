@@ -143,7 +143,7 @@ class _Open:
         without = _IMPORTS.search(last.raised.type) and _DOES_WITHOUT.search(line.text)
         self.logged |= bool(without or _SKIPS.search(line.text))
         text, wordless, self.wordless = line.text.strip(), self.wordless, False
-        if wordless and not (_HEADER.search(text) or _FRAME.match(text)):
+        if wordless and not _FRAME.match(text):
             self.parts[-1] = replace(last, raised=replace(last.raised, message=text))
 
     def begin(self, line: Line, link: str) -> None:
@@ -167,7 +167,7 @@ class Tracebacks:
             text = _GROUP.sub("", text)
         if "Traceback (most" in text and _HEADER.search(text):
             self._start(line, text)
-        elif text.startswith((" ", "\t")) or (text.startswith('File "') and _FRAME.match(text)):
+        elif text.startswith((" ", "\t")) or _FRAME.match(text):
             self._indented(line, text, state)
         elif not text:
             return
