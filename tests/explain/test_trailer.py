@@ -79,6 +79,16 @@ def test_tracebacks_in_the_summary_belong_to_their_rank() -> None:
     told = [trailer.feed(line) for line in lines_of(text)]
     (line,) = [each for each in told if each.text == "ValueError: x"]
     assert line.speaker.rank == 3 and line.speaker.host == "node-7"
+    assert trailer.failed_summary is told[2]
+
+
+def test_a_summary_without_a_host_is_of_the_one_that_its_lines_name() -> None:
+    text = summary((3, 1, 50)).replace("node-7", "") + "loss 3\nthe job has FAILED\nother.py FAILED\n"
+    trailer = Trailer()
+    told = [trailer.feed(line) for line in lines_of(text.replace("\n", "\n[pod/worker-1/pytorch] "))]
+    assert [(each.rank, each.host) for each in trailer.finish()] == [(3, "worker-1")]
+    assert told[-4].speaker.rank is None, "an entry ends with its rule"
+    assert trailer.failed_summary is not None and trailer.failed_summary.text == "train.py FAILED"
 
 
 @pytest.mark.parametrize(
@@ -92,12 +102,15 @@ def test_tracebacks_in_the_summary_belong_to_their_rank() -> None:
         (-15, "terminated", "SIGTERM (exit code -15)"),
         (3, "unknown", "exit code 3"),
         (-7, "unknown", "SIGBUS (exit code -7)"),
-        (128, "unknown", "exit code 128"),
-        (255, "unknown", "exit code 255"),
+        *[(status, "unknown", f"exit code {status}") for status in (-65, 0, 128, 160, 240, 254, 255)],
+        *[(129, "terminated", "SIGHUP (exit code 129)"), (159, "unknown", "SIGSYS (exit code 159)")],
+        *[(241, "terminated", "SIGTERM (exit code 241)"), (253, "unknown", "SIGQUIT (exit code 253)")],
+        *[(-3, "terminated", "SIGQUIT (exit code -3)"), (-24, "time-limit", "SIGXCPU (exit code -24)")],
     ],
 )
 def test_what_a_status_alone_says(status: int, code: str, text: str) -> None:
     assert (exit_code(status), status_text(status)) == (code, text)
+    assert status_text(status, seen=True) == (text if status < 0 else f"exit code {status}")
 
 
 def test_deepspeed_names_the_process_whose_end_made_it_stop_the_others() -> None:

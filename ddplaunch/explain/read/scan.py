@@ -154,8 +154,7 @@ def scan(lines: Iterable[Line]) -> Scanned:
         line = trailer.feed(line)
         kept_lines.append(line)
         tracebacks.feed(line)
-        start = line.text[:8]
-        if start and not ("#" in start and _COMMENT.match(line.text)):
+        if line.text and not _COMMENT.match(line.text):
             hits.extend(find.hits(line))
     tracebacks_found = tuple(tracebacks.finish())
     for part in (part for one_traceback in tracebacks_found for part in one_traceback.parts):
