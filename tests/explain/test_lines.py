@@ -34,10 +34,14 @@ from tests.explain.logs import lines_of, raised
         ("[E ProcessGroupNCCL.cpp:475] [Rank 4] gone", "[E ProcessGroupNCCL.cpp:475] [Rank 4] gone", Speaker(rank=4)),
         ("blade:70213:70240 [0] NCCL INFO x", "blade:70213:70240 [0] NCCL INFO x", Speaker(host="blade", pid=70213)),
         ("[pod/worker-1/pytorch] hello", "hello", Speaker(host="worker-1")),
+        ("[pod/w-1/x] a:7:8 [0] NCCL INFO x", "a:7:8 [0] NCCL INFO x", Speaker(host="w-1", pid=7)),
+        ("[rank3]: [Rank 4] gone", "[Rank 4] gone", Speaker(rank=3)),
         ("ERROR 05-20 11:11:40 [executor.py:880]   File", "  File", Speaker()),
         ("[2026-01-02 03:04:05,678]   File", "  File", Speaker()),
         ("[2026-02-24 14:09:34 TP14] Scheduler hit x", "Scheduler hit x", Speaker(rank=14)),
         ("[2026-02-24 14:09:34 DP1 TP1] Scheduler hit x", "Scheduler hit x", Speaker()),
+        *[(text, text, Speaker(rank=2)) for text in ("[Rank 2] x", "[PG 0 Rank 2] x")],
+        ("said of [Rank 2] x", "said of [Rank 2] x", Speaker()),
         ("stderr: oops", "oops", Speaker()),
         ("train/0 [1/5] oops", "train/0 [1/5] oops", Speaker()),
         ("bert-fp16.node-1 [stderr] [rank7]: oops", "oops", Speaker(rank=7)),
@@ -72,10 +76,43 @@ def test_a_log_that_is_indented_as_a_whole() -> None:
     assert texts == ["Traceback", "", "  File", "ValueError: x"]
 
 
-def test_srun_labels_count_only_where_most_lines_have_them() -> None:
-    labelled = lines_of("0: one\n1: two\n1: three\n0: four")
-    assert [line.speaker.rank for line in labelled] == [0, 1, 1, 0] and labelled[1].text == "two"
-    assert lines_of("7: lucky\nplain\nplain\nplain\nplain")[0].speaker.rank is None
+BEGUN = "Traceback (most recent call last):"
+TOLD, PLAIN = [f"0: {BEGUN}", "1: words", f"1: {BEGUN}"], ["plain"] * 9
+
+
+@pytest.mark.parametrize(
+    ("lines", "ranks"),
+    [
+        *[(["0: one", "1: two", "1: three", "0: four"], [0, 1, 1, 0]), (["7: lucky", *PLAIN], [])],
+        *[(["0: one", "1: two"], []), (["0: a", "1: b", "2: c", *PLAIN[:2]], []), ([*"ab", *["3: c"] * 4], [3] * 4)],
+        # fewer, but some begin like a traceback, or they are few numbers in brackets that stand there often
+        *[([*TOLD, *PLAIN], [0, 1, 1]), ([*TOLD[:2], "1: words", *PLAIN], [])],
+        *[(["[0] a", "[1] b"] * 4 + PLAIN, [0, 1] * 4), (["[1] a", "[2] b"] * 4 + PLAIN, [])],
+        (["[0] a", "[1] b"] * 3 + ["[1] c", *PLAIN], []),
+    ],
+)
+def test_labels_of_srun_count_only_where_they_are_known_as_such(lines: list[str], ranks: list[int]) -> None:
+    read = lines_of("\n".join(lines))
+    assert [line.speaker.rank for line in read if line.speaker.rank is not None] == ranks
+    assert [line.text for line in read if line.speaker.rank is not None] == [
+        line.partition(" ")[2] for line in lines if ranks and line[0] in "[0123"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "are_hosts"),
+    [
+        *[(["w-1"], True), (["train"], False), (["train", "eval"], True)],
+        *[([*"abcdefgh"], True), ([*"abcdefghi"], False), (["train", "eval", "words", "words"], False)],
+    ],
+)
+def test_columns_of_docker_compose_are_hosts_where_they_are_numbered_or_a_few(
+    names: list[str], are_hosts: bool
+) -> None:
+    lines = [name if name == "words" else f"{name} | words" for name in names * 2]
+    read = lines_of("\n".join(lines))
+    assert [line.speaker.host for line in read] == (names * 2 if are_hosts else [None] * len(lines))
+    assert [line.text for line in read] == (["words"] * len(lines) if are_hosts else lines)
 
 
 def test_words_right_behind_a_progress_bar_are_a_line() -> None:
@@ -126,15 +163,27 @@ def test_a_host_is_named_behind_a_time_too() -> None:
 FRAMES = ["Traceback (most recent call last):", '  File "/w/train.py", line 3, in f', "    g()", "KeyError: 1"]
 
 
-@pytest.mark.parametrize("front", ["log-shipper 9f3 {}> ", "[{}] (INFO) | ", "row{} @ node | ", "{}\ta\t"])
-def test_what_stands_before_all_lines_is_no_part_of_them(front: str) -> None:
+@pytest.mark.parametrize(
+    ("front", "host"),
+    [
+        *[("log-shipper 9f3 {}> ", None), ("[{}] (INFO) | ", None), ("row{} @ node | ", "row7"), ("{}\ta\t", None)],
+        *[("gpu-b7 at {}; ", "gpu-b7"), ("[pod/w-1/x] gpu-b7 at {}; ", "w-1"), ("a" * 116 + " {}> ", None)],
+    ],
+)
+def test_what_stands_before_all_lines_is_no_part_of_them(front: str, host: str | None) -> None:
     texts = ["step 1 loss 0.5", *FRAMES, "", "[rank1]: the end"]
     lines = lines_of("\n".join(front.format(at) + text for at, text in enumerate(texts, start=7)))
     assert [line.text for line in lines] == [*texts[:-1], "the end"] and lines[-1].speaker.rank == 1
+    assert lines[0].speaker.host == host
 
 
 def test_what_stands_before_some_lines_is_a_part_of_them() -> None:
     said = ["loading 1", "loading 2", "worker 3 failed: " + FRAMES[0], *FRAMES[1:], "loading 4"]
     assert [line.text for line in lines_of("\n".join(said))] == said
-    one = "The replica master 0 exited. " + FRAMES[0]
-    assert lines_of(one)[0].text == one, "one line does not tell"
+    for few in (
+        ["The replica master 0 exited. " + FRAMES[0]],
+        [f"The replica {number}: {text}" for number, text in enumerate(("words", FRAMES[0], "KeyError: 1"))],
+        [f"replica {number}> {text}" for number, text in enumerate(FRAMES[:2])],
+        ["a" * 118 + f" {number}> {text}" for number, text in enumerate(FRAMES)],
+    ):
+        assert [line.text for line in lines_of("\n".join(few))] == few, "one or two lines, or wide ones, do not tell"

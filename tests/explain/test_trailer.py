@@ -53,7 +53,8 @@ STARTED = "['python', '--local_rank=1']"
         ("run_train.sh: line 32: 2796136 Terminated              python main.py", -15, None),
         ("[rank: 1] Child process with PID 24110 terminated with code 1. Forcefully terminating all", 1, 1),
         ("make: *** [Makefile:12: train] Error 2", 2, None),
-        ("trainer-1 exited with code 137", 137, None),
+        *[(f"trainer-1 exited with code {status}", status, None) for status in (137, 256)],
+        ("trainer-1 exited with code 257", 129, None),  # as PBS numbers signals
         ("##[error]Process completed with exit code 3.", 3, None),
         ("Rank 2 crashed with exit code -7.", -7, 2),
         ("Global rank 0 (PID 208865) exited with code -11", -11, 0),
@@ -68,6 +69,7 @@ STARTED = "['python', '--local_rank=1']"
 def test_other_launchers_shells_and_services(line: str, code: int, rank: int | None) -> None:
     (found,) = exits(line)
     assert (found.code, found.rank) == (code, rank)
+    assert found.host == "gpu-4" or "gpu-4" not in line
 
 
 def test_tracebacks_in_the_summary_belong_to_their_rank() -> None:
@@ -105,6 +107,7 @@ def test_a_summary_without_a_host_is_of_the_one_that_its_lines_name() -> None:
         *[(status, "unknown", f"exit code {status}") for status in (-65, 0, 128, 160, 240, 254, 255)],
         *[(129, "terminated", "SIGHUP (exit code 129)"), (159, "unknown", "SIGSYS (exit code 159)")],
         *[(241, "terminated", "SIGTERM (exit code 241)"), (253, "unknown", "SIGQUIT (exit code 253)")],
+        *[(-10, "terminated", "SIGUSR1 (exit code -10)"), (-12, "terminated", "SIGUSR2 (exit code -12)")],
         *[(-3, "terminated", "SIGQUIT (exit code -3)"), (-24, "time-limit", "SIGXCPU (exit code -24)")],
     ],
 )

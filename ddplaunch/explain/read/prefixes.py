@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from os.path import commonprefix
 from typing import NamedTuple
 
@@ -50,7 +50,7 @@ class Prefixes:
         columns, numbered_all = Counter(match[1] for match in matches), all(match[2] for match in matches)
         if len(matches) >= _MOSTLY_ALL * len(filled) and (numbered_all or 1 < len(columns) <= _MOST_COLUMNS):
             hosts.update(columns)
-        self._host = re.compile(rf"^\[?({_any_of(hosts)})(?:: ?|\] ?|\s*\|(?: |$))") if hosts else None
+        self._host = re.compile(rf"^\[?({'|'.join(map(re.escape, hosts))})(?:: ?|\] ?|\s*\|(?: |$))") if hosts else None
         bare = [_STAMP.sub("", self._without_host(line, NOBODY)[0], count=1) for line in timeless]
         numbered = sum(bool(_TASK.match(line)) for line in bare)
         self._indent = _common_indent(filled)  # of a log that was pasted as a block
@@ -98,11 +98,6 @@ class Prefixes:
             who = who if name is None or who.host is not None else who._replace(host=name[0])
             text, who = without_known(text[match.end() :], who)
         return text, _native(text, who)
-
-
-def _any_of(names: Iterable[str]) -> str:
-    """Return an expression for the longest of ``names`` that fits; it matches nothing if there are none."""
-    return "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
 
 
 def without_known(text: str, who: Speaker) -> tuple[str, Speaker]:
