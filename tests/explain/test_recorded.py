@@ -8,9 +8,23 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.explain.decide import recorded as of_record
 from ddplaunch.explain.decide.work import telling
 from ddplaunch.explain.diagnosis import RankEnd, RunFacts
-from tests.explain.logs import TORCH, diagnosed, ended, explained, failed, lost, raised, recorded, told
+from ddplaunch.explain.read.scan import scan
+from tests.explain.logs import (
+    TORCH,
+    diagnosed,
+    ended,
+    explained,
+    failed,
+    lines_of,
+    lost,
+    raised,
+    recorded,
+    summary,
+    told,
+)
 
 KILLED = (RankEnd(0, "a", exit_code=1, ended_by="launcher"), RankEnd(1, "a", signal="SIGKILL", ended_by="itself"))
 
@@ -448,3 +462,104 @@ def test_a_record_names_the_cause(
 ) -> None:
     found = recorded(*ranks, **known)
     assert (found.code, found.rank) == (code, rank) and said in found.what
+
+
+def test_the_exits_of_a_record_stand_in_for_those_that_a_launcher_printed_of_its_hosts() -> None:
+    scanned = scan(lines_of(failed(1, 0, 10) + summary((5, 1, 9), (1, 1, 8))))
+    assert of_record.with_facts(scanned, RunFacts()) is scanned
+    ends = (told(0), ended(1, "SIGKILL"), ended(2, 0), ended(3, 3))
+    known = of_record.with_facts(scanned, RunFacts(ranks=ends, just_ended=True))
+    assert [(each.rank, each.code, each.by_agent, each.seen) for each in known.exits] == [
+        (0, -15, True, True),
+        (1, -9, False, True),
+        (3, 3, False, True),
+        (5, 1, False, False),
+    ]
+    assert known.just_ended and min(each.line.at for each in known.exits[:3]) > scanned.lines[-1].at
+    assert known.exits[2].line.text == "rank 3 ended with exit code 3"
+    all_hosts = replace(ended(7, 1), host="node-7")
+    assert {each.rank for each in of_record.with_facts(scanned, RunFacts(ranks=(*ends, all_hosts))).exits} == {
+        0,
+        1,
+        3,
+        7,
+    }
+
+
+@pytest.mark.parametrize(
+    ("ends", "rank"),
+    [
+        # the one that crashed, else the one that did not only abort, else the one that failed
+        ({0: 1, 1: -11, 2: 1}, 1),
+        ({0: 1, 1: -7, 2: -6}, 1),
+        ({0: -9, 1: -11}, None),
+        ({0: -6, 1: 1, 2: -6}, 1),
+        ({0: -6}, 0),
+        ({0: -6, 1: -6}, None),
+        ({0: -15, 1: -15}, None),
+        ({}, None),
+    ],
+)
+def test_the_only_rank_that_failed_is_known_by_its_exit(ends: dict[int, int], rank: int | None) -> None:
+    rows = [(number, code, 10 + number) for number, code in ends.items()]
+    assert of_record.only_failed_rank(scan(lines_of(summary(*rows) if rows else ""))) == rank
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "known", "says"),
+    [
+        ("killed", -9, {"oom_kills": 1}, "the cgroup's limit was reached once during the run"),
+        ("unknown", 137, {"oom_kills": 3}, "the cgroup's limit was reached 3 times during the run"),
+        ("unknown", 136, {"oom_kills": 3}, None),
+        ("killed", -9, {"oom_kills": 0, "shm_free_bytes": 0, "shm_size_bytes": 64}, None),
+        ("killed", -9, {"dmesg": ("usb 1-1: new device", *REPORT)}, REPORT[2]),
+        ("unknown", -7, {"shm_free_bytes": 100 << 10, "shm_size_bytes": 1000 << 10}, "100 KiB of 1000 KiB are free"),
+        ("unknown", -7, {"shm_free_bytes": 101 << 10, "shm_size_bytes": 1000 << 10}, None),
+        ("unknown", -7, {"shm_free_bytes": 0, "shm_size_bytes": 0}, None),
+        ("unknown", -6, {"shm_free_bytes": 0, "shm_size_bytes": 64, "oom_kills": 1}, None),
+    ],
+)
+def test_memory_explains_an_exit_as_far_as_it_is_known_to_have_run_out(
+    code: str, status: int, known: dict[str, Any], says: str | None
+) -> None:
+    told_of = of_record.memory_says(code, status, RunFacts(**known))
+    assert (told_of and told_of[1].text.removeprefix("oom_kill: ")) == says
+    assert told_of is None or told_of[0] == ("shm-too-small" if status == -7 else "host-out-of-memory")
+
+
+def test_who_ended_before_whom_is_known_by_the_times_of_a_record() -> None:
+    timeless = replace(ended(4, 1), ended_s=None)
+    ends = (
+        told(0, 1.0),
+        ended(1, 1, 5.0),
+        ended(2, 0, 5.0),
+        ended(3, 0, 5.1),
+        timeless,
+        ended(5, 1, 5.0),
+        ended(6, 0, 4.0),
+    )
+    facts = RunFacts(ranks=ends)
+    first = of_record.first_by_itself(facts)
+    assert first == ends[1] and of_record.left_before(facts, ends[1]) == (ends[6], ends[2])
+    assert of_record.end_times(facts) == {0: 1.0, 1: 5.0, 2: 5.0, 3: 5.1, 5: 5.0, 6: 4.0}
+    assert of_record.first_by_itself(RunFacts(ranks=(told(0), ended(2, 0), timeless))) is None
+    assert of_record.ended_later(facts, frozenset()) == {0, 2, 3, 6}
+    assert of_record.ended_later(facts, frozenset((1, 4, 5))) == {2, 3, 6}
+    assert of_record.ended_later(RunFacts(ranks=(told(0), ended(2, 0))), frozenset()) == frozenset()
+
+
+def test_a_rank_aborted_when_through_only_if_all_that_failed_did() -> None:
+    through = replace(ended(1, "SIGABRT"), through="group")
+    facts = RunFacts(ranks=(told(0), through, ended(2, 1)))
+    assert of_record.aborted_when_through(facts, 1) == through
+    assert of_record.aborted_when_through(facts, None) is None and of_record.aborted_when_through(facts, 2) is None
+    assert of_record.aborted_when_through(RunFacts(ranks=(told(0), through)), None) == through
+    assert of_record.aborted_when_through(RunFacts(ranks=(ended(1, "SIGABRT"),)), 1) is None
+
+
+def test_the_first_fault_of_a_gpu_that_is_no_consequence_is_told() -> None:
+    lines = [
+        f"NVRM: Xid (PCI:0000:{at}:00): {number}, pid=9, name=python" for at, number in ((41, 45), (42, 79), (43, 48))
+    ]
+    assert of_record.xid(RunFacts(dmesg=tuple(lines))) == "the driver reported Xid 79 for the GPU at PCI:0000:42:00"
+    assert of_record.xid(RunFacts(dmesg=("usb 1-1: new device", lines[0]))) == ""
