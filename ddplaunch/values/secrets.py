@@ -154,7 +154,7 @@ def in_words(words: Sequence[str]) -> list[list[Span]]:
     spans: list[list[Span]] = []
     option = ""  # the option whose value may come next
     for word in words:
-        named = len(option) > 2 and not word.startswith("--") and names_a_secret(option.lstrip("-"), word)
+        named = not word.startswith("--") and names_a_secret(option.lstrip("-"), word)
         spans.append([(0, len(word))] if named else _in_word(word))
         option = word if re.fullmatch("--?[^=]+|(?i:passw(?:or)?d)", word) else ""
     return spans
@@ -199,7 +199,7 @@ def hide_words(words: Sequence[str]) -> list[str]:
 
 def hide_value(name: str, value: str) -> str:
     """Return the value of the variable ``name`` with everything that looks like a secret replaced by ``***``."""
-    return HIDDEN if value and names_a_secret(name, value) else _written(value, _in_word(value))
+    return HIDDEN if names_a_secret(name, value) else _written(value, _in_word(value))
 
 
 def is_recorded(name: str) -> bool:

@@ -56,6 +56,10 @@ def test_dropped_connections_are_tried_again(links: Links, tmp_path: Path, monke
     reached = links.run(fan_out.reach([f"host{number}" for number in range(6)]))
     assert [each.name for each in reached] == [f"host{number}" for number in range(6)]
     assert all(each.greeted and each.tries == 3 for each in reached)
+    assert {link for link in links.all if not link.closed} == set(reached)
+    monkeypatch.setattr("ddplaunch.hosts.session.fan_out.delay_s", lambda tries: 60.0)
+    late = FanOut(links, lambda name: links.open(name, command(name)), 60)
+    assert [each.tries for each in links.run(late.reach(["late"]))] == [1], "its time would be over by then"
 
 
 def test_a_host_that_drops_every_connection_is_a_finding(
@@ -179,9 +183,9 @@ def test_each_host_runs_the_command_on_its_part_and_a_silent_one_is_named(
     argv = ["false"] if end is None else ["bash", "-c", program]
     monkeypatch.setattr(asking, "_start", lambda name: asking._links.open(name, argv))
     monkeypatch.setattr("ddplaunch.hosts.session.links._CLOSING_S", 0.1)
-    with asking:
-        assert asking.nodes == (() if end is None else (0,))
-        assert asking.answers(0.2 if problem == "host-unreachable" else 60) == said
+    with asking as host:
+        assert host.nodes == (() if end is None else (0,))
+        assert host.answers(0.2 if problem == "host-unreachable" else 60) == said
     assert [(each.code, each.where) for each in asking.problems] == ([(problem, ("gpu-x",))] if problem else [])
     if said:
         order = {"what": "command", "words": ["stop", "/runs/there/one@token", "--json"]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -98,28 +97,3 @@ def test_facts_survive_json_also_with_text_that_is_no_utf8(facts: Facts) -> None
     for one in (facts, odd):
         text = codec.to_json(one)
         assert text.isascii() and codec.from_json(text, Facts) == one
-
-
-def test_newer_and_older_hosts(facts: Facts) -> None:
-    data = json.loads(codec.to_json(facts))
-    data["schema"], data["future"], data["cpu"]["future"] = 2, [1], {}
-    del data["nvidia"]
-    found = codec.from_json(json.dumps(data), Facts)
-    assert found.cpu == facts.cpu
-    assert found.nvidia == Unavailable("this host's ddplaunch does not report it")
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
-        (("cpu", "usable"), "2", "Facts.cpu.usable: str instead of int"),
-        (("cpu", "usable"), True, "Facts.cpu.usable: bool instead of int"),
-        (("environment", "A"), 1, "Facts.environment.A: int instead of str"),
-    ],
-)
-def test_values_that_do_not_fit(facts: Facts, path: tuple[str, str], value: object, message: str) -> None:
-    data = json.loads(codec.to_json(facts))
-    data[path[0]][path[1]] = value
-    for text in (json.dumps(data), "[]", "{}", "login banner", ""):
-        with pytest.raises(ValueError, match=message if text == json.dumps(data) else None):
-            codec.from_json(text, Facts)

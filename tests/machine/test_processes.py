@@ -249,4 +249,11 @@ def test_recorded_processes_count_with_boot_and_start(tmp_path: Path) -> None:
     assert still_running(node.launcher, node, table(launcher), boot) == launcher
     assert still_running(node.launcher, node, table(launcher), "another boot") is None
     assert still_running(node.launcher, node, table(process(10, environment={})), boot) is None
+    renamed = process(10, parent=9, environment={})  # setproctitle wrote its title there
+    for above, of_run in ((ours, True), ({"DDPLAUNCH_RUN_ID": "x"}, False)):
+        assert (
+            still_running(node.launcher, node, table(renamed, process(9, environment=above)), boot) is renamed
+        ) is of_run
+    other = process(10, parent=9, environment={"DDPLAUNCH_RUN_ID": "x"})
+    assert still_running(node.launcher, node, table(other, process(9, environment=ours)), boot) is None
     assert still_running(node.launcher, node, table(process(10, start_ticks=11, environment=ours)), boot) is None

@@ -12,7 +12,16 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.planning.launch import Launch, Target
-from ddplaunch.records.directory import new_run_id, note_stop, path_text, read_stop, run_directory, runs_directory
+from ddplaunch.records.directory import (
+    new_run_id,
+    note_stop,
+    path_text,
+    read_stop,
+    read_through,
+    run_directory,
+    runs_directory,
+    through_path,
+)
 from ddplaunch.records.user_key import user_key
 from ddplaunch.records.write import git_commit, write_record
 from ddplaunch.values.finding import warning
@@ -56,6 +65,14 @@ def test_who_ended_a_run_counts_from_its_start(tmp_path: Path) -> None:
         note = read_stop(tmp_path, 0.0)
         assert note is not None and note.launcher_lost is launcher_lost and note.user
         assert read_stop(tmp_path, note.at_s) == note and read_stop(tmp_path, note.at_s + 0.001) is None
+
+
+def test_what_a_rank_notes_at_its_end(tmp_path: Path) -> None:
+    path = through_path(tmp_path, 3)
+    assert read_through(path) is None
+    for noted in ("group", "through", "", "x" * 17):
+        path.write_text(noted)
+        assert read_through(path) == (noted if 0 < len(noted) < 17 else None)
 
 
 def test_a_record_says_what_was_typed_decided_and_found(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import stat
@@ -20,6 +22,7 @@ from ddplaunch.machine.facts import Gpu, NvmlFacts
 from ddplaunch.planning.gpus import GIB
 from ddplaunch.records.gpu_lock import GpuLocks, pick_free
 from ddplaunch.values.finding import RefusedError
+from tests.agent.guarded import open_files
 from tests.planning.test_gpus import named
 
 #: Becomes a program that starts another one, tells its pid and waits.
@@ -130,14 +133,32 @@ def test_every_user_may_lock(tmp_path: Path) -> None:
     locks.release()
 
 
-@pytest.mark.parametrize("kind", ["file above", "file", "folder's link", "symlink", "hardlink", "pipe"])
+def no_locks(*_: object) -> None:
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("file above", "Not a directory"),
+        ("file", "Not a directory"),
+        ("folder's link", "Not a directory"),
+        ("symlink", "Too many levels of symbolic links"),
+        ("hardlink", "GPU-0.lock is not a plain file"),
+        ("pipe", "GPU-0.lock is not a plain file"),
+        ("no locks", "No locks available"),
+    ],
+)
 def test_where_locks_cannot_be_made_the_launch_goes_on_and_nothing_planted_is_written_to(
-    tmp_path: Path, kind: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, reason: str
 ) -> None:
     victim, folder, locks = tmp_path / "victim", tmp_path / "elsewhere", tmp_path / "locks"
     folder.mkdir()
     victim.write_text("precious")
-    if kind in ("symlink", "hardlink", "pipe"):
+    monkeypatch.chdir(tmp_path)
+    here = GpuLocks(tmp_path)
+    assert here.try_hold("GPU-0"), "which is no lock of the directory that is meant"
+    if kind in ("symlink", "hardlink", "pipe", "no locks"):
         locks.mkdir()
     planted = locks / "GPU-0.lock"
     make: dict[str, Callable[[], object]] = {
@@ -147,11 +168,15 @@ def test_where_locks_cannot_be_made_the_launch_goes_on_and_nothing_planted_is_wr
         "symlink": lambda: planted.symlink_to(victim),
         "hardlink": lambda: planted.hardlink_to(victim),
         "pipe": lambda: os.mkfifo(planted),
+        "no locks": lambda: monkeypatch.setattr(fcntl, "flock", no_locks),
     }
     make[kind]()
+    before = open_files()
     unlocked = GpuLocks(locks / "below" if kind == "file above" else locks)
     selection = pick_free("free:1", facts(1), None, unlocked, None)
     (note,) = selection.notes
-    assert named(selection) == "0" and note.startswith("GPUs are not locked against other launches: ")
-    assert unlocked.held == {}
+    assert named(selection) == "0" and unlocked.held == {}
+    assert note.startswith("GPUs are not locked against other launches: ") and note.endswith(f": {reason}")
+    assert {path for _, path in open_files() - before} <= {str(locks)}, "but for the directory, all is closed"
+    here.release()
     assert victim.read_text() == "precious" and list(folder.iterdir()) == []

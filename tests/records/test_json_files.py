@@ -83,7 +83,7 @@ def test_a_reader_sees_whole_files_only(tmp_path: Path) -> None:
         replace_file(path, json.dumps({"schema": 1, "text": "x" * size}))
     over.set()
     reader.join()
-    assert seen == sorted(seen) and [each.name for each in tmp_path.iterdir()] == ["a.json"]
+    assert seen and seen == sorted(seen) and [each.name for each in tmp_path.iterdir()] == ["a.json"]
 
 
 def test_a_draft_does_not_stay(tmp_path: Path) -> None:

@@ -17,7 +17,15 @@ from ddplaunch.cli.parsing.command import COMMANDS, command_named
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.json_files import read_object, replace_file
 from ddplaunch.records.outcome import RunOutcome, write_outcome
-from ddplaunch.records.own.own_files import NotOursError, foreign, open_to_write
+from ddplaunch.records.own.own_files import (
+    NotOursError,
+    closing,
+    foreign,
+    open_place,
+    open_to_write,
+    other_owner,
+    remove_folder,
+)
 from ddplaunch.records.own.run_lock import hold_run, refuse_taken
 from ddplaunch.values.words import host_name
 from tests.agent.guarded import open_files
@@ -209,6 +217,40 @@ def test_a_file_that_somebody_else_put_into_a_record_is_not_believed(tmp_path: P
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(NotOursError, match="no plain file"):
         read_object(path)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("me", "owner", "other"),
+    [(0, 0, False), (0, 65534, False), (0, 9, True), (9, 0, False), (9, 9, False), (9, 65534, True)],
+)
+def test_what_root_made_is_nobodys_on_nfs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, me: int, owner: int, other: bool
+) -> None:
+    os.chown(tmp_path, owner, owner)
+    monkeypatch.setattr("ddplaunch.records.own.own_files.own_id", lambda: me)
+    assert (other_owner(tmp_path) is not None) is other
+
+
+def test_a_folder_is_removed_with_one_file_last_and_links_are_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "run" / "node-0").mkdir(parents=True)
+    for name in ("a", "run.json", "z", "node-0/run.json"):
+        (tmp_path / "run" / name).touch()
+    (tmp_path / "run" / "link").symlink_to(tmp_path / "kept")
+    removed: list[str] = []
+    unlink = os.unlink
+
+    def noted(name: str, dir_fd: int) -> None:
+        removed.append(name)
+        unlink(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", noted)
+    with closing(open_place(tmp_path)) as folder:
+        remove_folder(folder, "run", last="run.json")
+    assert removed == ["a", "link", "run.json", "z", "run.json"] and list(tmp_path.iterdir()) == [tmp_path / "kept"]
 
 
 def test_a_descriptor_stays_closed_when_it_is_refused(tmp_path: Path) -> None:

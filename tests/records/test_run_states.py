@@ -14,7 +14,15 @@ from ddplaunch.machine.processes.process_table import Process, process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
 from ddplaunch.records import json_files, run_states
 from ddplaunch.records.find import RunRecord, read_record, read_run
-from ddplaunch.records.launchers import NodeProcesses, Place, holding, launched_by_me
+from ddplaunch.records.launchers import (
+    NodeProcesses,
+    Place,
+    held_by,
+    holding,
+    launched_by_me,
+    launcher_of,
+    residents_in,
+)
 from ddplaunch.records.outcome import RunOutcome, write_outcome
 from ddplaunch.records.own.own_files import read_file
 from ddplaunch.records.run_states import RunSummary, _recorded, _script_of, state_of, summary
@@ -37,6 +45,7 @@ def test_states(tmp_path: Path) -> None:
     directory = record(tmp_path, "r")
     assert state_of(read_record(directory), None, (), host) == "ended"
     assert state_of(read_record(directory), None, (NODE, AWAY), host) == "elsewhere"
+    assert state_of(RunRecord("r", tmp_path, 0.0, {}, {}), None, (), host) == "ended", "no host is named"
     assert state_of(read_record(directory), RunProcesses("r", 7, (RANK,)), (), host) == "running"
     assert state_of(read_record(directory), RunProcesses("r", 7, (), (RANK,)), (), host) == "orphaned"
     outcome(directory, "failed", exit_status=42)
@@ -172,8 +181,18 @@ def test_a_run_over_ssh_without_its_launcher_has_ended(tmp_path: Path) -> None:
     directory = record(tmp_path, "r")
     processes_json(directory, host="node-9")
     assert summary(directory, None, host_name()).state == "elsewhere"
-    with holding(launched_by_me(directory, "r", (Place(0, "node-9", "python"),), 30.0, "", 0.0)):
-        pass
+    note = launched_by_me(directory, "r", (Place(0, "node-9", "python"),), 30.0, "", 0.0)
+    with holding(note):
+        table = process_table()
+        me = table[os.getpid()]
+        torchrun = me._replace(command=("torchrun",))
+        assert launcher_of(note, table, note.boot_id, note.host) == me
+        for other in ({"host": "x"}, {"boot_id": "x"}, {"start_ticks": 1}, {"directory": tmp_path}, {"pid": 1}):
+            assert launcher_of(replace(note, **other), table, note.boot_id, note.host) is None
+        assert launcher_of(note, table, None, note.host) is None
+        assert residents_in({me.pid: torchrun}, note.host) == ((note, torchrun),) and residents_in(table, "x") == ()
+        assert (held_by(torchrun), held_by(me)) == (directory, None)
+    assert launcher_of(note, table, note.boot_id, note.host) is None, "it holds the note no more"
     assert summary(directory, None, host_name()).state == "ended"
     outcome(directory, "failed")
     assert summary(directory, None, host_name()).state == "failed"

@@ -35,8 +35,10 @@ def test_nothing_said_gives_nothing_but_the_world_size() -> None:
 def test_global_batch_finds_what_was_not_said(
     said: dict[str, int], batch: int, accum: int, formula: str | None
 ) -> None:
-    numbers = compute(ask(4, global_batch_size=64, **said))
-    assert (value(numbers.batch_size), value(numbers.accum), value(numbers.global_batch_size)) == (batch, accum, 64)
+    request = ask(4, global_batch_size=64, **said)
+    numbers = compute(request)
+    assert (value(numbers.batch_size), value(numbers.accum)) == (batch, accum)
+    assert numbers.global_batch_size == request.global_batch_size
     computed = [r.source.detail for r in (numbers.batch_size, numbers.accum) if r and r.source.kind == "computed"]
     assert computed == ([formula] if formula else [])
 
@@ -45,8 +47,13 @@ def test_global_batch_finds_what_was_not_said(
     ("world", "said", "named", "not_named"),
     [
         (3, {"global_batch_size": 16}, ["`--global-batch-size 15` or `--global-batch-size 18`"], []),
-        (6, {"global_batch_size": 100, "batch_size": 4}, ["96`", "120`", "= 24"], ["--accum"]),
-        (4, {"global_batch_size": 20, "accum": 2}, ["16`", "24`"], []),
+        (
+            6,
+            {"global_batch_size": 100, "batch_size": 4},
+            ["96`", "120`", "6 processes × `--batch-size 4` = 24"],
+            ["--accum"],
+        ),
+        (4, {"global_batch_size": 20, "accum": 2}, ["16`", "24`", "× `--accum 2` = 8"], []),
         (4, {"global_batch_size": 3}, ["`--global-batch-size 4`"], ["size 0"]),
         (1, {"global_batch_size": 5, "batch_size": 3}, ["1 process ", "3`", "6`"], ["processes", "world size"]),
     ],

@@ -82,3 +82,5 @@ def test_wrong_calls_raise_type_error_as_the_standard_ones_do(args: Any, keyword
     for kind in (Theirs, Ours):
         with pytest.raises(TypeError):
             kind(*args, **keywords)
+    with pytest.raises(TypeError, match="only frozen=True"):
+        dataclass(frozen=False)

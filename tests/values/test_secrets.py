@@ -13,13 +13,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddplaunch.values.secrets import hide_text, hide_value, hide_words, is_recorded, is_secret
+from ddplaunch.values.secrets import (
+    hide_json,
+    hide_text,
+    hide_value,
+    hide_words,
+    is_recorded,
+    is_secret,
+    names_a_secret,
+    recorded_value,
+)
 
 # Arguments as typed, and the part that nobody may see. The tokens are made up, in their makers' formats.
 A, H = "aB3dE5gH7jK9mN1pQ3sT", "0123456789abcdef"
 POSITIVES = [
     ("--hf-token {}", "-X"),
     ("--hf_token={}", "hunter2"),
+    ("--hf-token {}", "4711"),
+    ("--password {}", "/tiger/7q"),
+    ("--my-apikey {}", "ab7"),
+    ("FOO_KEY={}", "ab7"),
+    ("--key {}", "a1b2c3"),
     ("--password {}", "1234"),
     ("--db-password '{}'", "a b;c,d"),
     ("--key {}", "a8f5f167f44f4964e6c998dee827110c"),
@@ -84,7 +98,7 @@ salasana sifre şifre parola jelszó adgangskode passord parol пароль то
 POSITIVES += [(f"--{name} {{}}", "tiger7q") for name in NAMES]
 VARIABLES = """
 DBPASS MYSQL_PASS MYSQL_PWD REDISCLI_AUTH DB_PASSWORT SENHA db.kennwort hfToken WANDB_API_KEY MASTER_PASSWORD apiToken
-AWS_CREDENTIALS SENTRY_DSN DB_PIN HF_TOKEN MY_PW PGPASSWORD MY_TOKEN_2 db.password DB_PW
+AWS_CREDENTIALS SENTRY_DSN DB_PIN HF_TOKEN MY_PW PGPASSWORD MY_TOKEN_2 TOKEN_2 db.password DB_PW
 """.split()  # noqa: SIM905
 POSITIVES += [(f"{name}={{}}", "tiger7q") for name in VARIABLES]
 POSITIVES += [
@@ -116,7 +130,7 @@ ORDINARY = (
 --pin-memory true|--pin_memory=1|--no-pin-mem|PIN_MEMORY=1|data.pin_memory=True|--pinned
 --sort-key name|--text-key text|--label_key=label|--image-key image_0|--key layer4|--cache-key v2|dataset.key=caption
 --keys a,b,c|--monkey 3|--keyframes 12|--num-keypoints 17|--key-padding-mask|--query-key-norm true
---passes 3|--num-pass 2|--single-pass 1|--bypass true|--compass north|--pass-through
+--sort-key a1b2c|--sort-key 4711000|--passes 3|--num-pass 2|--single-pass 1|--bypass true|--compass north|--pass-through
 --author ada|--authority local|--auth none|--auth-type basic|--use-auth-token True|--use_auth_token
 --password-file /run/secrets/db|--token-file=token.txt|--credentials /home/ada/cred.json
 GOOGLE_APPLICATION_CREDENTIALS=/k/g.json|AWS_SHARED_CREDENTIALS_FILE=/a
@@ -190,7 +204,9 @@ def test_random_tokens_are_hidden_and_names_of_classes_are_not() -> None:
 def test_what_is_around_a_secret_stays() -> None:
     assert hide_words(["postgres://ada:x@db/runs", "--lr", "1"]) == ["postgres://ada:***@db/runs", "--lr", "1"]
     assert hide_words(['{"password": "x", "lr": 1}']) == ['{"password": "***", "lr": 1}']
-    assert hide_words(["https://h/x?token=a&lr=1"]) == ["https://h/x?token=***&lr=1"]
+    assert hide_words(["--password", "x7", "https://h/x?token=hf_" + A + "&lr=1&pin=4711"]) == [
+        "--password", "***", "https://h/x?token=***&lr=1&pin=***",
+    ]  # fmt: skip
     assert hide_words(["host=db password=x dbname=runs"]) == ["host=db password=*** dbname=runs"]
     assert hide_text("train.py --api-key s3cret --lr 1") == "train.py --api-key *** --lr 1"
     assert hide_value("X", "http://user:pw@proxy:3128") == "http://user:***@proxy:3128"
@@ -220,3 +236,10 @@ def test_what_is_hidden_stays_hidden_and_nothing_else_changes(text: str) -> None
 def test_values_of_variables_are_recorded_by_a_list() -> None:
     recorded = ("RANK", "NCCL_DEBUG", "DDPLAUNCH_RUN_ID", "SLURM_JOB_ID", "PYTHONPATH", "PATH")
     assert all(map(is_recorded, recorded)) and not any(map(is_recorded, ("EDITOR", "DB_HOST", "MY_NCCL_X")))
+    assert (recorded_value("NCCL_DEBUG", "INFO"), recorded_value("EDITOR", "vi")) == ("INFO", "***")
+    assert not names_a_secret("_", "x") and not names_a_secret("12", "x") and hide_value("DB_PW", "") == ""
+
+
+def test_strings_in_json_are_hidden_by_their_keys_too() -> None:
+    value = {"a": ["password=x7", 1, {"pin": "4711"}], "pin": "4711", "lr": None}
+    assert hide_json(value) == {"a": ["password=***", 1, {"pin": "***"}], "pin": "***", "lr": None}

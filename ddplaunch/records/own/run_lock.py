@@ -294,7 +294,7 @@ def set_aside(directory: Path, node: int, *, launched: bool = False) -> Path | N
     with closing(open_place(kept_in, create=True)) as folder:
         for path in sorted(old, key=lambda entry: entry.parent == directory):
             name = path.name
-            if path.parent == directory and name in _OF_ALL and (kept_in / name).exists():
+            if (kept_in / name).exists():
                 name = f"all-{name}"  # of several hosts; node 0's own outcome was moved before
             with suppress(FileNotFoundError), closing(open_place(path.parent)) as place:
                 os.rename(path.name, name, src_dir_fd=place, dst_dir_fd=folder)
