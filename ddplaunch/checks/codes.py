@@ -288,6 +288,10 @@ _PHASES = """
 rank-late: The other ranks wait for one rank
     With `--phases` ranks record the phases of each step. A step ends when the last rank arrives, so the slowest rank
     hardly waits for communication while the others do. Remedy: shorten the phase that the finding names.
+host-late: The ranks on all other hosts wait for one host
+    With `--phases` ranks record the phases of each step. Even the fastest rank of this host works longer in a step than
+    those of the others, so it is the host: a slower disk or processor, GPUs that are slowed down, other programs.
+    Remedy: `ddplaunch top` shows which of these; until it is mended, `--exclude HOST`.
 input-bound: The ranks wait for data
     With `--phases` ranks record how long they wait for the DataLoader. This is reported if it is a quarter of the time
     or more. Remedy: as many workers per rank as it has CPUs; if that is not enough, samples that are cheaper to load.

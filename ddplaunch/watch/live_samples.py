@@ -19,9 +19,10 @@ from ddplaunch.records.run_states import recorded_at
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.words import host_name, listed
 from ddplaunch.watch.gpu_usage import GpuUsage
+from ddplaunch.watch.phases import late_host
 from ddplaunch.watch.sampler import RankUsage, host_sample
 from ddplaunch.watch.step_rate import FollowedPhases, Progress, Steps
-from ddplaunch.watch.stragglers import stragglers
+from ddplaunch.watch.stragglers import phases_of, stragglers
 
 _KEPT = 60
 _JUDGED_EVERY = 5  # samples; findings are based on medians, which change slowly
@@ -57,7 +58,9 @@ class Watched:
             self.samples.append(joined)
         self._looks += 1
         if self._looks % _JUDGED_EVERY == 0:
-            self.findings = tuple(finding for node in newest for finding in stragglers(tuple(self._by_node[node])))
+            recent = [self._by_node[node] for node in newest]
+            slow_host = late_host([(samples[-1].name, phases_of(samples)) for samples in recent])
+            self.findings = (*slow_host, *(finding for samples in recent for finding in stragglers(samples)))
 
 
 def samples_here(run: RunProcesses) -> Samples:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from ddplaunch.machine.files import open_plain
+from ddplaunch.machine.files import read_end
 from ddplaunch.machine.hardware import probe_cpu
 from ddplaunch.planning.settings import Settings
+from ddplaunch.records.find import numbered
 from ddplaunch.ui.speech import findings_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import Finding, warning
@@ -35,6 +35,7 @@ _BOUND = 0.25  # a phase with this share of the time holds the steps back
 _COMPUTES = 0.5
 _CROWDED = 2  # times as many threads as CPUs: then ranks wait for each other because of that
 _FEW, _MOMENT_S = 10, 1.0  # in fewer steps and less time a rank may be late by chance
+_END_BYTES = 1 << 16  # of each rank's file: some minutes of a long run, and many ranks are read in seconds
 _ALL_WAIT = 0.5  # of the late rank's wait for data: ranks that wait as long have the same problem
 
 
@@ -83,10 +84,13 @@ class RankPhases:
     waits: float | None = None
 
     @property
-    def own_s(self) -> float | None:
-        """How long the rank works in a mean step, without waiting for communication."""
-        comm = self.shares["comm"]
-        return None if comm is None else self.mean_s * (1 - comm)
+    def own_s(self) -> float:
+        """How long the rank works in a mean step, without waiting for communication, which counts as 0 if unknown."""
+        return self.mean_s - self.takes_s("comm")
+
+    def takes_s(self, phase: str) -> float:
+        """Return how long a phase takes in a mean step; 0 if unknown."""
+        return (self.shares[phase] or 0) * self.mean_s
 
 
 def phases_path(attempt: Path, rank: int) -> Path:
@@ -100,12 +104,12 @@ def phases_ranks(attempt: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal())
 
 
-def read_phases(attempt: Path, ranks: Sequence[int] | None = None) -> dict[int, RankFile]:
-    """Return the files of ``ranks`` (None: all ranks) by rank, without those that do not exist."""
+def read_phases(attempt: Path, ranks: Sequence[int] | None = None, most_bytes: int = MOST_BYTES) -> dict[int, RankFile]:
+    """Return the ends of the files of ``ranks`` (None: all ranks) by rank, without those that do not exist."""
     file_by_rank = {}
     for rank in phases_ranks(attempt) if ranks is None else sorted(ranks):
-        with suppress(OSError), open(open_plain(phases_path(attempt, rank)), "rb") as file:
-            file_by_rank[rank] = parsed(file.read(MOST_BYTES).split(b"\n")[:-1])
+        if data := read_end(phases_path(attempt, rank), most_bytes):
+            file_by_rank[rank] = parsed(data.split(b"\n")[:-1])
     return file_by_rank
 
 
@@ -126,16 +130,13 @@ def parsed(lines: Sequence[bytes]) -> RankFile:
 
 
 def _line(value: Any) -> StepLine | None:
-    if not isinstance(value, list) or len(value) != len(StepLine._fields) or None in value[:3]:
+    if not isinstance(value, list) or len(value) != len(StepLine._fields) or not all(value[:3]):
         return None
     if any(type(number) not in (int, float) or not 0 <= number < _MOST for number in value if number is not None):
         return None
     step, end_s, steps, *times, samples, peak_bytes, waited = value
-    if not steps:
-        return None
-    seconds = (None if time is None else time / 1e6 for time in (*times, waited))
-    wall, data, forward, backward, comm, optimizer, waited_s = seconds
-    return StepLine(step, end_s, steps, wall, data, forward, backward, comm, optimizer, samples, peak_bytes, waited_s)
+    *seconds, waited_s = (None if time is None else time / 1e6 for time in (*times, waited))
+    return StepLine._make((step, end_s, steps, *seconds, samples, peak_bytes, waited_s))
 
 
 def settled(lines: Sequence[StepLine], least: int = 0) -> int | None:
@@ -160,10 +161,8 @@ def summed(rank: int, facts: Mapping[str, Any], lines: Sequence[StepLine]) -> Ra
         return None
     step_lengths = sorted((line.wall_s or 0) / line.steps for line in timed_lines)
     wall, steps = sum(line.wall_s or 0 for line in timed_lines), sum(line.steps for line in timed_lines)
-    shares: dict[str, float | None] = {name: _share(timed_lines, f"{name}_s") for name in PHASES}
+    shares: dict[str, float | None] = {name: _per_second(timed_lines, f"{name}_s", 1.0) for name in PHASES}
     shares["rest"] = max(0.0, 1 - sum(share or 0 for share in shares.values()))
-    counted_lines = [line for line in timed_lines if line.samples]
-    enough = len(counted_lines) > len(timed_lines) / 2
     return RankPhases(
         rank=rank,
         steps=steps,
@@ -172,22 +171,23 @@ def summed(rank: int, facts: Mapping[str, Any], lines: Sequence[StepLine]) -> Ra
         slowest_s=step_lengths[-1 - len(step_lengths) // 10],
         mean_s=wall / steps,
         shares=shares,
-        samples_per_s=sum(line.samples or 0 for line in counted_lines) / sum(line.wall_s or 0 for line in counted_lines)
-        if enough
-        else None,
+        samples_per_s=_per_second(timed_lines, "samples", _MOST),
         peak_bytes=max((line.peak_bytes for line in lines if line.peak_bytes), default=None),
         facts=facts,
         waits=_waits(lines),
     )
 
 
-def phases_in(attempt: Path, ranks: Sequence[int] | None = None) -> list[RankPhases]:
-    """Return how steps spent their time on ``ranks`` (None: all) of an attempt, from where step times have settled."""
-    every = (
-        summed(rank, file.facts, file.lines[settled(file.lines) or 0 :])
-        for rank, file in read_phases(attempt, ranks).items()
-    )
-    return [one for one in every if one is not None]
+def phases_in(attempt: Path, most_bytes: int = MOST_BYTES) -> list[RankPhases]:
+    """Return how steps spent their time on the ranks of an attempt, from where step times have settled.
+
+    ``most_bytes`` from the end of each file are read.
+    """
+    return [
+        one
+        for rank, file in read_phases(attempt, None, most_bytes).items()
+        if (one := summed(rank, file.facts, file.lines[settled(file.lines) or 0 :]))
+    ]
 
 
 def _waits(lines: Sequence[StepLine]) -> float | None:
@@ -196,13 +196,13 @@ def _waits(lines: Sequence[StepLine]) -> float | None:
     return min(1.0, max(0.0, (looks[-1][1] - looks[0][1]) / took_s)) if took_s > 0 else None
 
 
-def _share(lines: Sequence[StepLine], name: str) -> float | None:
-    """Return a phase's share of the time, None unless most lines contain it."""
+def _per_second(lines: Sequence[StepLine], name: str, most: float) -> float | None:
+    """Return how much of ``name`` there is in a second, ``most`` if it is more; None unless most lines contain it."""
     known_lines = [line for line in lines if getattr(line, name) is not None]
     if len(known_lines) <= len(lines) / 2:
         return None
     together: float = sum(getattr(line, name) for line in known_lines)
-    return min(1.0, together / sum(line.wall_s or 0 for line in known_lines))
+    return min(most, together / sum(line.wall_s or 0 for line in known_lines))
 
 
 def waited_for(ranks: Sequence[RankPhases]) -> tuple[RankPhases, float, str] | None:
@@ -211,27 +211,49 @@ def waited_for(ranks: Sequence[RankPhases]) -> tuple[RankPhases, float, str] | N
     None if no rank is late. Ranks end their steps together, so they differ in how long they wait for communication: the
     late rank hardly waits.
     """
-    work_by_rank = {one.rank: one.own_s for one in ranks}
-    if len(ranks) < 2 or None in work_by_rank.values():
+    if len(ranks) < 2 or None in [one.shares["comm"] for one in ranks]:
         return None
     if all(one.steps < _FEW and one.steps * one.mean_s < _MOMENT_S for one in ranks):
         return None
-    late_rank = max(ranks, key=lambda one: one.own_s or 0)
+    late_rank = max(ranks, key=lambda one: one.own_s)
     other_ranks = [one for one in ranks if one is not late_rank]
-    usual_s = median(one.own_s or 0 for one in other_ranks)
+    usual_s = median(one.own_s for one in other_ranks)
     waits = median(one.shares["comm"] or 0 for one in other_ranks) - (late_rank.shares["comm"] or 0)
-    if (late_rank.own_s or 0) <= _LATER * usual_s or waits < _WAITED:
+    if late_rank.own_s <= _LATER * usual_s or waits < _WAITED:
         return None
-    communicates_s = median((one.shares["comm"] or 0) * one.mean_s for one in other_ranks)
-    if (late_rank.own_s or 0) - usual_s < _MOST_OF_IT * communicates_s:  # they would also wait without it
-        return None
+    if late_rank.own_s - usual_s < _MOST_OF_IT * median(one.takes_s("comm") for one in other_ranks):
+        return None  # they would also wait without it
     more = {
-        name: (late_rank.shares[name] or 0) * late_rank.mean_s
-        - median((one.shares[name] or 0) * one.mean_s for one in other_ranks)
+        name: late_rank.takes_s(name) - median(one.takes_s(name) for one in other_ranks)
         for name in (*PHASES, "rest")
         if name != "comm"
     }
     return late_rank, usual_s, max(more, key=lambda name: more[name])
+
+
+def late_host(ranks_by_host: Sequence[tuple[str, Sequence[RankPhases]]]) -> tuple[Finding, ...]:
+    """Return a finding about the host that all others wait for, none if there is no such host.
+
+    A host counts by its fastest rank: if only some of its ranks are late, it is not the host.
+    """
+    fastest = {host: min(ranks, key=lambda one: one.own_s) for host, ranks in ranks_by_host if ranks}
+    late = waited_for([*fastest.values()])
+    if late is None:
+        return ()
+    name = next(host for host, rank in fastest.items() if rank is late[0])
+    fix = f"`ddplaunch top` shows whether its CPUs or GPUs are slowed down or shared; `--exclude {name}` leaves it out"
+    return (_late("host-late", f"host {name}", fix, *late),)
+
+
+def late_host_of_run(directory: Path, hosts: Sequence[str]) -> tuple[Finding, ...]:
+    """Return the finding about a late host in the last steps of a run; ``hosts`` are in the order of its nodes."""
+    return late_host(
+        [
+            (host, phases_in(attempt, _END_BYTES))
+            for node, host in enumerate(hosts)
+            for _, attempt in numbered(directory / f"node-{node}", "attempt")[-1:]
+        ]
+    )
 
 
 #: The name of each phase in a sentence.
@@ -247,11 +269,11 @@ WORDS = {
 
 def mean_shares(ranks: Sequence[RankPhases]) -> dict[str, float | None]:
     """Return the mean shares of all ranks, None for a phase that is unknown in any rank."""
-    shares: dict[str, float | None] = {}
-    for name in (*PHASES, "rest"):
-        column = [one.shares[name] for one in ranks]
-        shares[name] = None if not column or None in column else sum(share or 0 for share in column) / len(column)
-    return shares
+    columns = {name: [one.shares[name] for one in ranks] for name in (*PHASES, "rest")}
+    return {
+        name: None if None in column else sum(share or 0 for share in column) / len(column)
+        for name, column in columns.items()
+    }
 
 
 def phase_line(ranks: Sequence[RankPhases]) -> str:
@@ -291,12 +313,11 @@ def held_back(ranks: Sequence[RankPhases], cpus: int, workers: str = "") -> Find
             why="threads that have to wait for a CPU hold up the others of their rank at the end of every operation",
             fix=f"`--env OMP_NUM_THREADS={max(1, cpus // len(ranks))}`, and no `torch.set_num_threads` in the script",
         )
-    if (late_rank := waited_for(ranks)) is not None and not _all_wait_for_data(ranks, late_rank[0]):
-        waits = late_rank[0].shares["data"] or 0
-        if late_rank[2] == "data" and waits >= _BOUND and _workers(ranks):  # workers catch up while their rank waits
-            who = f"the others wait for rank {late_rank[0].rank}, and it waits"
-            return _input_bound(ranks, waits, cpus, workers, who)
-        return _rank_late(*late_rank)
+    if (late := waited_for(ranks)) is not None and not _all_wait_for_data(ranks, late[0]):
+        name, waits = f"rank {late[0].rank}", late[0].shares["data"] or 0
+        if late[2] == "data" and waits >= _BOUND and _workers(ranks):  # workers catch up while their rank waits
+            return _input_bound(ranks, waits, cpus, workers, f"the others wait for {name}, and it waits")
+        return _late("rank-late", name, _OF_A_LATE_ONE.get(late[2], _SLOW), *late)
     if (shares["data"] or 0) >= _BOUND:
         return _input_bound(ranks, shares["data"] or 0, cpus, workers, "the ranks wait")
     if waits_for_ranks < _BOUND or all(one.facts.get("world_size", len(ranks)) == 1 for one in ranks):
@@ -305,9 +326,9 @@ def held_back(ranks: Sequence[RankPhases], cpus: int, workers: str = "") -> Find
 
 
 def _all_wait_for_data(ranks: Sequence[RankPhases], late_rank: RankPhases) -> bool:
-    waits_s = [(one.shares["data"] or 0) * one.mean_s for one in ranks]
-    shares = [one.shares["data"] or 0 for one in ranks]
-    return min(shares) >= _BOUND and min(waits_s) >= _ALL_WAIT * (late_rank.shares["data"] or 0) * late_rank.mean_s
+    least_share = min(one.shares["data"] or 0 for one in ranks)
+    least_s = min(one.takes_s("data") for one in ranks)
+    return least_share >= _BOUND and least_s >= _ALL_WAIT * late_rank.takes_s("data")
 
 
 #: The fix for a late rank; for some phases in which it is late a better one.
@@ -318,14 +339,14 @@ _OF_A_LATE_ONE = {
 }
 
 
-def _rank_late(late_rank: RankPhases, usual_s: float, phase: str) -> Finding:
+def _late(code: str, name: str, fix: str, late_rank: RankPhases, usual_s: float, phase: str) -> Finding:
     return warning(
-        "rank-late",
-        f"the others waited for rank {late_rank.rank}: it works {milliseconds(late_rank.own_s or 0)} in a step, they "
+        code,
+        f"the others waited for {name}: it works {milliseconds(late_rank.own_s)} in a step, they "
         f"{milliseconds(usual_s)}",
         why=f"{WORDS[phase]} takes it longer, and every step ends when the last rank is there",
-        fix=_OF_A_LATE_ONE.get(phase, _SLOW),
-        where=f"rank {late_rank.rank}",
+        fix=fix,
+        where=name,
     )
 
 
@@ -350,7 +371,7 @@ def _input_bound(ranks: Sequence[RankPhases], share: float, cpus: int, typed: st
 
 def _communication_bound(ranks: Sequence[RankPhases], share: float) -> Finding:
     size = next((size for one in ranks if isinstance(size := one.facts.get("gradient_bytes"), int)), None)
-    each_s = median((one.shares["comm"] or 0) * one.mean_s for one in ranks)
+    each_s = median(one.takes_s("comm") for one in ranks)
     gradients = "" if size is None else f", {size_text(size)} of gradients"
     return warning(
         "communication-bound",
@@ -377,7 +398,7 @@ def phase_words(settings: Settings, attempt: int | None, ranks: Sequence[int]) -
     if not settings.phases or settings.node_directory is None or attempt is None:
         return ""
     folder = Path(settings.node_directory) / f"attempt-{attempt}"
-    every, terminal = phases_in(folder, ranks), Terminal.of(sys.stderr)
+    every, terminal = phases_in(folder), Terminal.of(sys.stderr)
     if not every:
         none = "phases: no optimizer step was seen twice; `ddplaunch.step(samples=…)` in the script marks one by hand"
         for rank, file in reversed(read_phases(folder, ranks).items()):

@@ -88,11 +88,7 @@ class SizeMeasured:
     @property
     def compute_s(self) -> float | None:
         """How long the median rank computes in a mean step, without communication; None if unknown."""
-        seconds_by_rank = [
-            sum(one.shares[name] or 0.0 for name in _COMPUTE) * one.mean_s
-            for one in self.ranks
-            if one.shares["backward"] is not None
-        ]
+        seconds_by_rank = [sum(map(one.takes_s, _COMPUTE)) for one in self.ranks if one.shares["backward"] is not None]
         return median(seconds_by_rank) if seconds_by_rank else None
 
 

@@ -15,6 +15,7 @@ from ddplaunch.checks.check import declare
 from ddplaunch.machine.sample import GpuSample, RankSample, Sample
 from ddplaunch.values.finding import Finding, warning
 from ddplaunch.values.words import count, ranks_text
+from ddplaunch.watch.phases import PHASES, RankPhases, StepLine, summed
 
 _LEAST_SAMPLES = 10
 _SLOWED_SHARE = 0.3
@@ -144,6 +145,20 @@ def stray_gpu_contexts(samples: Sequence[Sample]) -> Iterator[Finding]:
                 "`torch.load(path, map_location=\"cpu\")`",
                 where=tuple(f"rank {rank}" for rank in strays),
             )  # fmt: skip
+
+
+def phases_of(samples: Sequence[Sample]) -> list[RankPhases]:
+    """Return how the steps of one host's ranks spent their time, as ranks with ``--phases`` told in its samples."""
+    return [
+        one
+        for number, points in _training(samples).items()
+        if (one := summed(number, {}, [_step_line(rank, 1 / rank.step_rate) for rank, _ in points if rank.step_rate]))
+    ]
+
+
+def _step_line(rank: RankSample, step_s: float) -> StepLine:
+    times = (share and share * step_s / 100 for share in map(rank.phases.get, PHASES))
+    return StepLine._make((0, 0.0, 1, step_s, *times, None, None, None))
 
 
 def stragglers(samples: Sequence[Sample]) -> tuple[Finding, ...]:

@@ -15,6 +15,7 @@ from ddplaunch.watch.phases import (
     RankPhases,
     StepLine,
     held_back,
+    late_host_of_run,
     mean_shares,
     parsed,
     phase_line,
@@ -169,6 +170,21 @@ def test_measuring_that_ended_is_told_with_the_reason(tmp_path: Path) -> None:
     phases_path(folder, 1).write_text('{"broken": "no such hook"}\n')
     assert phase_words(settings, 0, [0, 1]) == "phases: measuring ended in rank 1: no such hook\n"
     assert [[*read_phases(folder, ranks)] for ranks in (None, [1, 2])] == [[0, 1], [1]]
+
+
+def test_a_late_host_is_found_in_the_last_steps_of_the_last_attempt(tmp_path: Path) -> None:
+    """It was not late at first, nor in the attempt before; a third host wrote nothing."""
+    for node, attempt, own_us in ((0, 0, 90_000), (0, 1, 40_000), (1, 0, 40_000), (1, 1, 90_000)):
+        folder = tmp_path / f"node-{node}" / f"attempt-{attempt}"
+        folder.mkdir(parents=True)
+        for rank in (2 * node, 2 * node + 1):
+            steps = [(step, own_us if step > 1000 else 40_000) for step in range(3000)]
+            lines = (f"[{at},{at},1,100000,0,{own},0,{100_000 - own},0,8,9,null]\n" for at, own in steps)
+            phases_path(folder, rank).write_text("".join(lines))
+    (finding,) = late_host_of_run(tmp_path, ("a", "b", "c"))
+    assert (finding.code, finding.where) == ("host-late", ("host b",))
+    assert finding.what == "the others waited for host b: it works 90 ms in a step, they 40 ms"
+    assert late_host_of_run(tmp_path, ("a",)) == ()
 
 
 def test_files_are_followed_while_they_grow(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from ddplaunch.ui.live.top_view import TopView, top_lines, top_text
 from ddplaunch.ui.terminal import Terminal, cells
 from ddplaunch.values.codec import plain
 from ddplaunch.watch.gpu_usage import GpuUsage
+from ddplaunch.watch.live_samples import Watched
 from ddplaunch.watch.sampler import RankUsage, host_sample
 from ddplaunch.watch.step_rate import Steps
 from ddplaunch.watch.stragglers import late_rank, stragglers
@@ -223,3 +224,23 @@ def test_json_of_a_sample_can_be_read_by_anybody() -> None:
     assert value["ranks"][0]["step_rate"] == 12.0 and value["no_gpus"] is None
     assert sample_of({**value, "of_a_later_version": 1}) == run_samples(1)[0]
     assert sample_of({"at_s": 1}) is None
+
+
+@pytest.mark.parametrize("late", [(2, 3), (3,)])
+def test_a_host_is_named_if_all_of_its_ranks_are_late(late: tuple[int, ...]) -> None:
+    """Ranks of all hosts step together: what differs is how long they wait for communication."""
+    waits, works = {"forward": 50.0, "comm": 45.0}, {"forward": 90.0, "comm": 1.0}
+    samples = run_samples(14, 4, gpu=False)
+    for rank in range(4):
+        samples = with_rank(samples, rank, step_rate=10.0, phases=works if rank in late else waits)
+    watched = Watched(
+        iter(
+            {node: replace(each, name="ab"[node], ranks=each.ranks[2 * node :][:2]) for node in (0, 1)}
+            for each in samples
+        )
+    )
+    for _ in samples:
+        watched.look()
+    found = [(finding.code, finding.where, finding.what) for finding in watched.findings]
+    what = "the others waited for host b: it works 99 ms in a step, they 55 ms"
+    assert found == ([("host-late", ("host b",), what)] if late == (2, 3) else [])

@@ -28,6 +28,7 @@ from ddplaunch.ui.outcome_view import told_in_log
 from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import host_name, listed, signal_name
+from ddplaunch.watch.phases import late_host_of_run
 
 _TOGETHER_S = 5.0
 _AWAKE = (
@@ -177,7 +178,10 @@ class EndedLaunch:
                 for end in self.ends
                 if end.lost is not None or (end.node not in self.outcomes and end.status != ExitStatus.REFUSED)
             ),
-            findings=tuple(dict.fromkeys(finding for one in self.outcomes.values() for finding in one.findings)),
+            findings=(
+                *dict.fromkeys(finding for one in self.outcomes.values() for finding in one.findings),
+                *late_host_of_run(self.directory, [end.name for end in self.ends]),
+            ),
         )
 
     def _failures(self) -> Iterator[NodeFailure]:
