@@ -159,7 +159,7 @@ def test_the_rank_that_the_evidence_accuses_failed_first(settings: Settings) -> 
     [
         (ended(attempt(rank(0, **TERMINATED), rank(1, **TERMINATED)), state="error"), 8.0, "cuda-out-of-memory"),
         (ended(two_ranks()), 8.0, "script-exception"),
-        (ended(two_ranks()), 2.0, "cuda-out-of-memory"),
+        (ended(two_ranks(), two_ranks(1)), 2.0, "cuda-out-of-memory"),
         (ended(attempt(rank(0, **TERMINATED), rank(3, exit_code=1, ended_s=5.0), first=3)), 8.0, "cuda-out-of-memory"),
         (ended(attempt(rank(0), rank(1)), state="succeeded"), 2.0, None),
     ],
@@ -178,7 +178,8 @@ def test_the_node_that_failed_first_explains_the_end(
     status = {"cuda-out-of-memory": 7, "script-exception": 1, None: 0}[code]
     told(settings, replace(run, elsewhere=short_outcome(there)), status)
     outcome_here = recorded(settings)
-    (last,) = outcome_here["attempts"]
+    *earlier, last = outcome_here["attempts"]
+    assert [each["attempt"] for each in (*earlier, last)] == [each.attempt for each in run.attempts]
     assert outcome_here["exit_status"] == status
     for one in (outcome_here, last):
         assert (one["diagnosis"] and one["diagnosis"]["code"]) == code
