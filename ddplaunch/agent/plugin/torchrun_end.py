@@ -86,7 +86,6 @@ class Ending:
             answered = self._session.end(message)
         if answered is None:
             self._session.part()
-            self._session.give_stderr_back()
             answered = fallback_status(message)
             with contextlib.suppress(Exception):
                 write_alone(self._session.settings, message, answered, self._started_s, self._session.without)
