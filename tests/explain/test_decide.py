@@ -479,26 +479,25 @@ KEY = "KeyError: 'labels'"
     ("after", "went_on"),
     [
         # after a message, after an uncaught exception, and after an error that was announced as skipped
-        *[
-            ("", "---"),
-            ("words\n", "---"),
-            ("step 1\n", "--+"),
-            ("step 1\nstep 1\n", "--+"),
-            ("step 1\nstep 2\n", "+++"),
-        ],
-        *[
-            ("loss 0.5\n" * 3, "--+"),
-            ("loss 0.5\n" * 4, "+++"),
-            ("  step 1\n  step 2\n", "---"),
-            ("  9%| 2/9\n", "--+"),
-        ],
-        *[("done\n", "+-+"), ("words\ndone\n", "+-+"), ("step 1\ndone\n", "+++"), ("loss 0.5\ndone\n", "+-+")],
-        *[("resumed\nloss 0.5\ndone\n", "+++"), ("resumed\nwords\ndone\n", "+-+"), ("3 passed, 1 warning\n", "+++")],
-        *[
-            ("done\n" + "words\n" * 14, "+-+"),
-            ("done\n" + "words\n" * 15, "---"),
-            ("2 passed\n" + "words\n" * 15, "---"),
-        ],
+        ("", "---"),
+        ("words\n", "---"),
+        ("step 1\n", "--+"),
+        ("step 1\nstep 1\n", "--+"),
+        ("step 1\nstep 2\n", "+++"),
+        ("loss 0.5\n" * 3, "--+"),
+        ("loss 0.5\n" * 4, "+++"),
+        ("  step 1\n  step 2\n", "---"),
+        ("  9%| 2/9\n", "--+"),
+        ("done\n", "+-+"),
+        ("words\ndone\n", "+-+"),
+        ("step 1\ndone\n", "+++"),
+        ("loss 0.5\ndone\n", "+-+"),
+        ("resumed\nloss 0.5\ndone\n", "+++"),
+        ("resumed\nwords\ndone\n", "+-+"),
+        ("3 passed, 1 warning\n", "+++"),
+        ("done\n" + "words\n" * 14, "+-+"),
+        ("done\n" + "words\n" * 15, "---"),
+        ("2 passed\n" + "words\n" * 15, "---"),
     ],
 )
 def test_the_lines_below_a_failure_tell_whether_the_work_went_on(after: str, went_on: str) -> None:
@@ -518,8 +517,10 @@ def test_what_follows_a_line_is_counted_as_far_as_a_rule_asks() -> None:
 @pytest.mark.parametrize(
     ("texts", "last", "done", "once"),
     [
-        *[(["saved 1", "saved 2"], 1, True, True), (["saved 1", "saved 2", "saved 3"], 3, True, False)],
-        *[(["saved 1", "words"], 1, False, False), (["saved 1", "words"], 2, True, True)],
+        (["saved 1", "saved 2"], 1, True, True),
+        (["saved 1", "saved 2", "saved 3"], 3, True, False),
+        (["saved 1", "words"], 1, False, False),
+        (["saved 1", "words"], 2, True, True),
         ([f"100%|#| {number} saved" for number in range(3)], 3, True, True),
     ],
 )
@@ -534,8 +535,11 @@ ENGINE = "RuntimeError: Engine core initialization failed. See root cause above.
 @pytest.mark.parametrize(
     ("text", "state", "says"),
     [
-        *[("done\n", "failed", True), ("done\n", None, False), (failed(1, 0, 10), "succeeded", False)],
-        *[(failed(1, 0, 10), None, True), (failed(1, 0, 10) + "step 1\nstep 2\n", None, False)],
+        ("done\n", "failed", True),
+        ("done\n", None, False),
+        (failed(1, 0, 10), "succeeded", False),
+        (failed(1, 0, 10), None, True),
+        (failed(1, 0, 10) + "step 1\nstep 2\n", None, False),
         ("srun: error: n1: tasks 0-3: Terminated\n", None, False),
         # a test suite makes programs fail; a program that prints its first line again was started again
         (summary((1, 1, 11)) + "12 passed in 3.1s\n", None, False),
@@ -546,7 +550,9 @@ ENGINE = "RuntimeError: Engine core initialization failed. See root cause above.
         ("attempt 0\n" + failed(1, 0, 10) + "attempt 1\n" + summary((1, 1, 11)), None, True),
         ("step 0\n" + failed(1, 0, 10) + "step 0\n", None, True),
         # what starts the work sums up that it failed
-        *[(ENGINE, None, True), (f'said: "{ENGINE}"\n', None, False), (ENGINE + "step 1\nstep 2\n", None, False)],
+        (ENGINE, None, True),
+        (f'said: "{ENGINE}"\n', None, False),
+        (ENGINE + "step 1\nstep 2\n", None, False),
     ],
 )
 def test_whether_a_run_is_said_to_have_failed(text: str, state: str | None, says: bool) -> None:

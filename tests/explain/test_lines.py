@@ -83,11 +83,16 @@ TOLD, PLAIN = [f"0: {BEGUN}", "1: words", f"1: {BEGUN}"], ["plain"] * 9
 @pytest.mark.parametrize(
     ("lines", "ranks"),
     [
-        *[(["0: one", "1: two", "1: three", "0: four"], [0, 1, 1, 0]), (["7: lucky", *PLAIN], [])],
-        *[(["0: one", "1: two"], []), (["0: a", "1: b", "2: c", *PLAIN[:2]], []), ([*"ab", *["3: c"] * 4], [3] * 4)],
+        (["0: one", "1: two", "1: three", "0: four"], [0, 1, 1, 0]),
+        (["7: lucky", *PLAIN], []),
+        (["0: one", "1: two"], []),
+        (["0: a", "1: b", "2: c", *PLAIN[:2]], []),
+        ([*"ab", *["3: c"] * 4], [3] * 4),
         # fewer, but some begin like a traceback, or they are few numbers in brackets that stand there often
-        *[([*TOLD, *PLAIN], [0, 1, 1]), ([*TOLD[:2], "1: words", *PLAIN], [])],
-        *[(["[0] a", "[1] b"] * 4 + PLAIN, [0, 1] * 4), (["[1] a", "[2] b"] * 4 + PLAIN, [])],
+        ([*TOLD, *PLAIN], [0, 1, 1]),
+        ([*TOLD[:2], "1: words", *PLAIN], []),
+        (["[0] a", "[1] b"] * 4 + PLAIN, [0, 1] * 4),
+        (["[1] a", "[2] b"] * 4 + PLAIN, []),
         (["[0] a", "[1] b"] * 3 + ["[1] c", *PLAIN], []),
     ],
 )
@@ -102,8 +107,12 @@ def test_labels_of_srun_count_only_where_they_are_known_as_such(lines: list[str]
 @pytest.mark.parametrize(
     ("names", "are_hosts"),
     [
-        *[(["w-1"], True), (["train"], False), (["train", "eval"], True)],
-        *[([*"abcdefgh"], True), ([*"abcdefghi"], False), (["train", "eval", "words", "words"], False)],
+        (["w-1"], True),
+        (["train"], False),
+        (["train", "eval"], True),
+        ([*"abcdefgh"], True),
+        ([*"abcdefghi"], False),
+        (["train", "eval", "words", "words"], False),
     ],
 )
 def test_columns_of_docker_compose_are_hosts_where_they_are_numbered_or_a_few(
@@ -166,8 +175,13 @@ FRAMES = ["Traceback (most recent call last):", '  File "/w/train.py", line 3, i
 @pytest.mark.parametrize(
     ("front", "host"),
     [
-        *[("log-shipper 9f3 {}> ", None), ("[{}] (INFO) | ", None), ("row{} @ node | ", "row7"), ("{}\ta\t", None)],
-        *[("gpu-b7 at {}; ", "gpu-b7"), ("[pod/w-1/x] gpu-b7 at {}; ", "w-1"), ("a" * 116 + " {}> ", None)],
+        ("log-shipper 9f3 {}> ", None),
+        ("[{}] (INFO) | ", None),
+        ("row{} @ node | ", "row7"),
+        ("{}\ta\t", None),
+        ("gpu-b7 at {}; ", "gpu-b7"),
+        ("[pod/w-1/x] gpu-b7 at {}; ", "w-1"),
+        ("a" * 116 + " {}> ", None),
     ],
 )
 def test_what_stands_before_all_lines_is_no_part_of_them(front: str, host: str | None) -> None:

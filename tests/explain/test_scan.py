@@ -28,13 +28,21 @@ RULES = (
     ("log", "groups"),
     [
         # by a line of the same rank; an echo does not contradict, except those that say more than that something failed
-        *[("fails now", ["now"]), ("fails now\nexcused", []), ("fails now\n[rank1]: excused", ["now"])],
-        *[("fails now\nwas told of it: excused", ["now"]), ("fails now\nstore-lost here: excused", [])],
-        *[("late x\nseen\nseen\nbegan at 7", ["7 x"]), ("late x\nseen\nseen\n[rank3]: began", ["3 x"])],
-        *[("late x\nseen\nbegan at 7", []), ("late x\nseen\nseen", [])],
+        ("fails now", ["now"]),
+        ("fails now\nexcused", []),
+        ("fails now\n[rank1]: excused", ["now"]),
+        ("fails now\nwas told of it: excused", ["now"]),
+        ("fails now\nstore-lost here: excused", []),
+        ("late x\nseen\nseen\nbegan at 7", ["7 x"]),
+        ("late x\nseen\nseen\n[rank3]: began", ["3 x"]),
+        ("late x\nseen\nbegan at 7", []),
+        ("late x\nseen\nseen", []),
         # a message that stands on a later line, and what is a comment
-        *[(raised(None, "ValueError: ") + "\nbad", ["bad"]), (raised(None, "ValueError: bad"), ["bad"])],
-        *[("            # fails now", []), ("#fails now", ["now"]), ("x # fails now", ["now"])],
+        (raised(None, "ValueError: ") + "\nbad", ["bad"]),
+        (raised(None, "ValueError: bad"), ["bad"]),
+        ("            # fails now", []),
+        ("#fails now", ["now"]),
+        ("x # fails now", ["now"]),
     ],
 )
 def test_other_lines_support_a_signature_or_contradict_it(

@@ -105,10 +105,14 @@ def test_a_summary_without_a_host_is_of_the_one_that_its_lines_name() -> None:
         (3, "unknown", "exit code 3"),
         (-7, "unknown", "SIGBUS (exit code -7)"),
         *[(status, "unknown", f"exit code {status}") for status in (-65, 0, 128, 160, 240, 254, 255)],
-        *[(129, "terminated", "SIGHUP (exit code 129)"), (159, "unknown", "SIGSYS (exit code 159)")],
-        *[(241, "terminated", "SIGTERM (exit code 241)"), (253, "unknown", "SIGQUIT (exit code 253)")],
-        *[(-10, "terminated", "SIGUSR1 (exit code -10)"), (-12, "terminated", "SIGUSR2 (exit code -12)")],
-        *[(-3, "terminated", "SIGQUIT (exit code -3)"), (-24, "time-limit", "SIGXCPU (exit code -24)")],
+        (129, "terminated", "SIGHUP (exit code 129)"),
+        (159, "unknown", "SIGSYS (exit code 159)"),
+        (241, "terminated", "SIGTERM (exit code 241)"),
+        (253, "unknown", "SIGQUIT (exit code 253)"),
+        (-10, "terminated", "SIGUSR1 (exit code -10)"),
+        (-12, "terminated", "SIGUSR2 (exit code -12)"),
+        (-3, "terminated", "SIGQUIT (exit code -3)"),
+        (-24, "time-limit", "SIGXCPU (exit code -24)"),
     ],
 )
 def test_what_a_status_alone_says(status: int, code: str, text: str) -> None:
