@@ -53,6 +53,8 @@ def test_a_cause_that_lies_in_two_blocks_is_read_whole_and_so_is_the_end(tmp_pat
     ((_, lines),) = reading.numbered_lines([LogSource("big.log", path)])
     number = data.count(b"\n")
     assert [text for place, text in lines if number - 3 < place <= number] == CAUSE.decode().splitlines()
+    head = (16 << 10) // 4 // len(STEP)
+    assert [place for place, _ in lines[:head]] == [*range(1, head + 1)], "its beginning too"
     assert [text for _, text in lines[-900:-1]] == [f"step {number}" for number in range(8101, 9000)], "and the end"
 
 
@@ -121,3 +123,5 @@ def test_equal_lines_in_a_row_take_no_time(text: str) -> None:
     begun = time.process_time()
     explained(text)
     assert time.process_time() - begun < 1, "each line was looked at, and compared with all the others"
+    source = LogSource("train.log", io.BytesIO(text.encode()))
+    assert [len(lines) for _, lines in reading.numbered_lines([source])] == [100], "more of them add nothing"

@@ -39,6 +39,11 @@ WORDS = [f"word{letter} of it" for letter in "abcdefghijk"]
         ([ERROR, "epoch 3 step 7 loss 0.3"], 3, f"+{ERROR} / epoch 3 step 7 loss 0.3"),
         (["wrong 3/128 | step 40 loss 0.31"], 3, "wrong 3/128 | step 40 loss 0.31"),
         (["ERROR step 40 loss 0.31"], 3, "+ERROR step 40 loss 0.31"),
+        (
+            ["[Gloo] Rank 1 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"],
+            3,
+            "[Gloo] Rank 1 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1",
+        ),
         (["  indented error: x", "Traceback (most recent call last):", "", "a", "NCCL INFO error: x"], 3, "a"),
         # what `sys.exit` prints leaves with status 1: two words on stderr, or a sentence with at most one number
         (["please install"], 1, "+please install"),
@@ -119,6 +124,10 @@ WARNED = "[W1102 10:00:00.1 pair.cc:1] Connection closed by peer [10.0.0.7]:4411
     [
         (lost(1), 1, "rank-left-early", 0),
         (lost(1), "SIGABRT", "rank-left-early", 0),
+        (lost(1), "SIGKILL", "killed", 1),
+        (raised(1, "ZeroDivisionError: division by zero"), 1, "script-exception", 1),
+        (raised(1, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB."), 1, "cuda-out-of-memory", 1),
+        ("metrics are below the floor\n", 3, "script-exception", 1),
         (lost(1), "SIGSEGV", "segmentation-fault", 1),
         (raised(1, LATE), 1, "rank-left-early", 0),
         (lost(1) + IN_THREAD, 1, "script-exception", 1),

@@ -3,60 +3,39 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from ddplaunch.explain.read.prefixes import Speaker
 from tests.explain.logs import lines_of, raised
+from tests.explain.test_signatures import same  # noqa: F401 - a fixture
+
+PREFIXES = Path(__file__).with_name("prefixes.txt")
 
 
-@pytest.mark.parametrize(
-    ("raw", "text", "speaker"),
-    [
-        ("\ufeff[rank3]:\u200b\xa0ValueError: x", "ValueError: x", Speaker(rank=3)),
-        ("[rank: 3] Seed set to 42", "Seed set to 42", Speaker(rank=3)),
-        ("[rank: 3] Child process with PID 7", "[rank: 3] Child process with PID 7", Speaker()),
-        ("[default1]:  hello", "  hello", Speaker(local=1)),
-        ("[gpu-3:12] epoch 1", "epoch 1", Speaker(rank=12, host="gpu-3")),
-        ("[gpu-3:60014] *** Process received signal ***", None, None),
-        ("[1,3]<stderr>:NCCL WARN x", "NCCL WARN x", Speaker(rank=3)),
-        ("[3]<stderr>:NCCL WARN x", "NCCL WARN x", Speaker(rank=3)),
-        ("[1,mpirank:8,algo-2]<stdout>:  File", "  File", Speaker(rank=8)),
-        ("[2022-06-09T09:22:20.105187Z] 8de2ca81 ||   File", "  File", Speaker()),
-        ("[2022-06-09T09:22:20.105187Z] 8de2ca81 [rank=2] || x", "x", Speaker(rank=2)),
-        ("<error> [2022-06-09 09:22:20] || INFO: x", "INFO: x", Speaker()),
-        ("[node1    5.70] step 3", "step 3", Speaker(host="node1")),
-        ("(WorkerDict pid=611, ip=10.0.0.2) step", "step", Speaker(pid=611, host="10.0.0.2")),
-        ("(pid=611) step", "step", Speaker(pid=611)),
-        ("\x1b[36m(RayTrainWorker pid=7)\x1b[0m [rank2]: x", "x", Speaker(rank=2, pid=7)),
-        ("[80746] [rank0]:[E321 02:07:08.4 x.cpp:607] x", "[E321 02:07:08.4 x.cpp:607] x", Speaker(rank=0)),
-        ("2026-01-02T03:04:05.678Z   File", "  File", Speaker()),
-        ("[E ProcessGroupNCCL.cpp:475] [Rank 4] gone", "[E ProcessGroupNCCL.cpp:475] [Rank 4] gone", Speaker(rank=4)),
-        ("blade:70213:70240 [0] NCCL INFO x", "blade:70213:70240 [0] NCCL INFO x", Speaker(host="blade", pid=70213)),
-        ("[pod/worker-1/pytorch] hello", "hello", Speaker(host="worker-1")),
-        ("[pod/w-1/x] a:7:8 [0] NCCL INFO x", "a:7:8 [0] NCCL INFO x", Speaker(host="w-1", pid=7)),
-        ("[rank3]: [Rank 4] gone", "[Rank 4] gone", Speaker(rank=3)),
-        ("ERROR 05-20 11:11:40 [executor.py:880]   File", "  File", Speaker()),
-        ("[2026-01-02 03:04:05,678]   File", "  File", Speaker()),
-        ("[2026-02-24 14:09:34 TP14] Scheduler hit x", "Scheduler hit x", Speaker(rank=14)),
-        ("[2026-02-24 14:09:34 DP1 TP1] Scheduler hit x", "Scheduler hit x", Speaker()),
-        *[(text, text, Speaker(rank=2)) for text in ("[Rank 2] x", "[PG 0 Rank 2] x")],
-        ("said of [Rank 2] x", "said of [Rank 2] x", Speaker()),
-        ("stderr: oops", "oops", Speaker()),
-        ("train/0 [1/5] oops", "train/0 [1/5] oops", Speaker()),
-        ("bert-fp16.node-1 [stderr] [rank7]: oops", "oops", Speaker(rank=7)),
-        ("(Worker_TP1 pid=611) step", "step", Speaker(rank=1, pid=611)),
-        ("(Worker_DP0_TP1 pid=611) step", "step", Speaker(pid=611)),
-        ("(VllmWorker rank=3 pid=611) step", "step", Speaker(rank=3, pid=611)),
-        ("ValueError: [rank3]: is no prefix here", "ValueError: [rank3]: is no prefix here", Speaker()),
-    ],
-)
-def test_prefixes(raw: str, text: str | None, speaker: Speaker | None) -> None:
-    (line,) = lines_of(raw)
-    if text is None:
-        assert line.speaker.rank is None, "Open MPI's [host:pid] is no rank"
-    else:
-        assert (line.text, line.speaker) == (text, speaker)
+def test_prefixes_are_stripped_and_say_who_speaks(same: Callable[[Path, str], None]) -> None:  # noqa: F811
+    """In ``prefixes.txt`` there stands below each line, read alone, who speaks, and what is left of it."""
+    shown = []
+    for raw in re.sub(r"(?m)^=> .*\n", "", PREFIXES.read_text(encoding="utf-8")).splitlines():
+        (line,) = lines_of(raw)
+        known = {
+            name: value for name, value in line.speaker._asdict().items() if value is not None and value is not False
+        }
+        who = " ".join(f"{name}={value}" for name, value in known.items()) or "nobody"
+        shown.append(f"{raw}\n=> {who}: {line.text}\n")
+    same(PREFIXES, "".join(shown))
+
+
+def test_what_is_not_seen_is_left_out() -> None:
+    for raw, speaker in (
+        ("\x1b[36m(RayTrainWorker pid=7)\x1b[0m [rank2]: x", Speaker(2, pid=7)),
+        ("\ufeff[rank3]:\u200b\xa0x", Speaker(3)),
+    ):
+        (line,) = lines_of(raw)
+        assert (line.text, line.speaker) == ("x", speaker)
 
 
 @pytest.mark.parametrize(
