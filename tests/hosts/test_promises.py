@@ -8,11 +8,8 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.cli.commands.launch.doctor import _SILENT_S
-from ddplaunch.cli.hosts.meet_nodes import TIMEOUT_S
-from ddplaunch.cli.hosts.plan_hosts import JOIN_S, AskedHosts
 from ddplaunch.cli.hosts.run_on_hosts import _GRACE_S
-from ddplaunch.comm.checks import _LATE_FACTOR, _SLOW
+from ddplaunch.comm.checks import _LATE_FACTOR
 from ddplaunch.hosts.session.fan_out import TRIES, window_of
 from tests.source import PACKAGE
 
@@ -31,15 +28,10 @@ NUMBERS = {3.0: "three", 8.0: "eight", 10.0: "ten"}
 @pytest.mark.parametrize(
     ("page", "words", "figures"),
     [
-        ("nodes", "`--join-timeout` ({:g} s) to answer", (JOIN_S,)),
-        ("nodes", "`--host-timeout` ({:g} min)", (AskedHosts().patience_s / 60,)),
         ("nodes", "`--grace` ({:g} s) more", (_GRACE_S,)),
         ("nodes", "Each group has {:g} s, with NCCL {:g}", (*of_comm_test("TIMEOUT_S").values(),)),
-        ("nodes", "silent for {:g} s (`--host-timeout`)", (_SILENT_S,)),
         ("nodes", "until each had {} partners", (of_comm_test("PARTNERS"),)),
-        ("nodes", "slow below {:g} % of the median", (100 * _SLOW,)),
         ("nodes", "late at {} times", (_LATE_FACTOR,)),
-        ("by-hand", "(`--join-timeout`, {:g} s; 0 skips it)", (TIMEOUT_S,)),
         ("scale", "{:g} logins begin at once, and {:g} for each CPU", (window_of(1), window_of(100) / 100)),
         ("scale", "tried up to {} times", (TRIES,)),
     ],

@@ -34,15 +34,23 @@ def test_infiniband(tmp_path: Path) -> None:
     port = tmp_path / "sys/class/infiniband/mlx5_0/ports/1"
     write(port / "state", "4: ACTIVE\n")
     write(port / "link_layer", "InfiniBand\n")
-    assert probe_infiniband(tmp_path) == (InfinibandPort("mlx5_0", 1, "ACTIVE", "InfiniBand"),)
+    write(port.parent / "2/phys_state", "")
+    write(port.parent / "README", "")
+    unknown = InfinibandPort("mlx5_0", 2, "unknown", "unknown")
+    assert probe_infiniband(tmp_path) == (InfinibandPort("mlx5_0", 1, "ACTIVE", "InfiniBand"), unknown)
     assert probe_infiniband(tmp_path / "none") == ()
 
 
-def test_route_to_this_host() -> None:
+def test_route_to_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
     interfaces = probe_interfaces()
     for name in ("127.0.1.1", "localhost"):
         route = probe_route(name, ("127.0.1.1",), interfaces)
         assert isinstance(route, Route) and route.is_local and route.interface == "lo"
+    monkeypatch.setattr(network, "_local_address", lambda address: address)
+    for address, is_local in (("::1", True), ("fd00::1%eth0", True), ("fd00::2", False)):
+        route = probe_route("me", (address,), (Interface("eth0", True, False, ("fd00::1",)),))
+        assert isinstance(route, Route) and route.is_local is is_local
+    monkeypatch.undo()
     for name, address in ipv4_addresses():
         route = probe_route("me", (address,), interfaces)
         assert isinstance(route, Route) and route.is_local, name

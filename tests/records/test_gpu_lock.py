@@ -104,7 +104,7 @@ def test_what_is_held_here_is_not_locked_by_others(tmp_path: Path, monkeypatch: 
     assert mine.held == {}
 
 
-def test_a_named_gpu_is_shared_but_said(tmp_path: Path) -> None:
+def test_a_named_gpu_is_shared_but_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = GpuLocks(tmp_path), GpuLocks(tmp_path)
     assert pick_free("0", facts(2), None, first, None).notes == ()
     selection = pick_free("0,1", facts(2), None, second, None)
@@ -114,6 +114,10 @@ def test_a_named_gpu_is_shared_but_said(tmp_path: Path) -> None:
     second.release()
     with pytest.raises(RefusedError):
         pick_free("free:3", facts(2), None, first, None)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    monkeypatch.setattr(second, "try_hold", lambda _: False)
+    with pytest.raises(RefusedError):  # others are quicker each time
+        pick_free("free:1", facts(2), None, second, None)
     assert first.held == {}, "a refusal leaves no lock"
     unnamed = replace(facts(1), gpus=(replace(facts(1).gpus[0], uuid=""),))
     for requested in ("0", "free:1"):

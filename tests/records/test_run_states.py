@@ -19,9 +19,12 @@ from ddplaunch.records.launchers import (
     Place,
     held_by,
     holding,
+    is_of_launch,
     launched_by_me,
     launcher_of,
+    read_launched,
     residents_in,
+    with_residents,
 )
 from ddplaunch.records.outcome import RunOutcome, write_outcome
 from ddplaunch.records.own.own_files import read_file
@@ -181,18 +184,30 @@ def test_a_run_over_ssh_without_its_launcher_has_ended(tmp_path: Path) -> None:
     directory = record(tmp_path, "r")
     processes_json(directory, host="node-9")
     assert summary(directory, None, host_name()).state == "elsewhere"
-    note = launched_by_me(directory, "r", (Place(0, "node-9", "python"),), 30.0, "", 0.0)
+    note = launched_by_me(directory, "r", (Place(0, "node-9", "python"),), 20.0, "", 5.0)
     with holding(note):
         table = process_table()
         me = table[os.getpid()]
         torchrun = me._replace(command=("torchrun",))
         assert launcher_of(note, table, note.boot_id, note.host) == me
-        for other in ({"host": "x"}, {"boot_id": "x"}, {"start_ticks": 1}, {"directory": tmp_path}, {"pid": 1}):
+        for other in (
+            {"host": "x"},
+            {"boot_id": "x"},
+            {"start_ticks": 1},
+            {"directory": tmp_path},
+            {"pid": 1},
+            {"pid": 1 << 23},
+        ):
             assert launcher_of(replace(note, **other), table, note.boot_id, note.host) is None
         assert launcher_of(note, table, None, note.host) is None
         assert residents_in({me.pid: torchrun}, note.host) == ((note, torchrun),) and residents_in(table, "x") == ()
         assert (held_by(torchrun), held_by(me)) == (directory, None)
+        theirs, others = (RunProcesses("r", me.uid, (torchrun,), (RANK,), launch=launch) for launch in ("", "x"))
+        assert with_residents((theirs, others), ((note, torchrun),)) == (theirs, others)
+        assert with_residents((replace(theirs, launchers=()),), ((note, torchrun),)) == (theirs,)
     assert launcher_of(note, table, note.boot_id, note.host) is None, "it holds the note no more"
+    assert read_launched(directory) == note and is_of_launch(directory, "")
+    assert read_launched(tmp_path) is None and not is_of_launch(tmp_path, "") and not is_of_launch(directory, "x")
     assert summary(directory, None, host_name()).state == "ended"
     outcome(directory, "failed")
     assert summary(directory, None, host_name()).state == "failed"

@@ -1,4 +1,4 @@
-"""Learning rate and warmup: what is computed, where it says it comes from, and what is refused."""
+"""Batch, epoch, learning rate and warmup: each from the others, where it says it comes from, and what is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ddplaunch.scaling.compute import compute
 from ddplaunch.scaling.numbers import Numbers, NumbersRequest, format_lr, round_half_up
 from ddplaunch.values.finding import ExitStatus, UsageError
-from ddplaunch.values.resolved import Resolved, Source
+from ddplaunch.values.resolved import DEFAULT, Resolved, Source
 
 counts = st.integers(1, 5000)
 
@@ -44,6 +44,152 @@ def refused(request: NumbersRequest, code: str) -> str:
 
 def texts(numbers: Numbers) -> str:
     return " | ".join(f"{assumption.text} [{assumption.source}]" for assumption in numbers.assumptions)
+
+
+# The effective batch, the batch of a GPU and accumulation
+
+
+def test_effective_batch_says_its_formula() -> None:
+    found = compute(ask(8, batch_size=16, accum=4)).global_batch_size
+    assert found == Resolved(512, Source("computed", "16 × 4 × 8"))
+
+
+def test_nothing_said_gives_nothing_but_the_world_size() -> None:
+    request = ask(4)
+    assert compute(request) == Numbers(world_size=request.world_size)
+    alone = compute(ask(4, accum=2))
+    assert value(alone.accum) == 2 and alone.global_batch_size is None
+    assert compute(ask(2, batch_size=8)).accum == compute(ask(2, global_batch_size=8)).accum == Resolved(1, DEFAULT)
+
+
+@pytest.mark.parametrize(
+    ("said", "batch", "accum", "formula"),
+    [
+        ({}, 16, 1, "64 / 4"),
+        ({"batch_size": 8}, 8, 2, "64 / (8 × 4)"),
+        ({"accum": 8}, 2, 8, "64 / (8 × 4)"),
+        ({"batch_size": 4, "accum": 4}, 4, 4, None),
+    ],
+)
+def test_global_batch_finds_what_was_not_said(
+    said: dict[str, int], batch: int, accum: int, formula: str | None
+) -> None:
+    request = ask(4, global_batch_size=64, **said)
+    numbers = compute(request)
+    assert (value(numbers.batch_size), value(numbers.accum)) == (batch, accum)
+    assert numbers.global_batch_size == request.global_batch_size
+    computed = [r.source.detail for r in (numbers.batch_size, numbers.accum) if r and r.source.kind == "computed"]
+    assert computed == ([formula] if formula else [])
+
+
+@pytest.mark.parametrize(
+    ("world", "said", "named", "not_named"),
+    [
+        (3, {"global_batch_size": 16}, ["`--global-batch-size 15` or `--global-batch-size 18`"], []),
+        (
+            6,
+            {"global_batch_size": 100, "batch_size": 4},
+            ["96`", "120`", "6 processes × `--batch-size 4` = 24"],
+            ["--accum"],
+        ),
+        (4, {"global_batch_size": 20, "accum": 2}, ["16`", "24`", "× `--accum 2` = 8"], []),
+        (4, {"global_batch_size": 3}, ["`--global-batch-size 4`"], ["size 0"]),
+        (1, {"global_batch_size": 5, "batch_size": 3}, ["1 process ", "3`", "6`"], ["processes", "world size"]),
+    ],
+)
+def test_a_batch_that_does_not_divide_names_what_does(
+    world: int, said: dict[str, int], named: list[str], not_named: list[str]
+) -> None:
+    text = refused(ask(world, **said), "batch-does-not-divide")
+    assert [words for words in named if words not in text] == []
+    assert [words for words in not_named if words in text] == []
+
+
+def test_three_that_disagree_are_refused_with_the_product() -> None:
+    text = refused(ask(4, global_batch_size=64, batch_size=8, accum=4), "batch-disagrees")
+    assert "8 × 4 × 4 is 128" in text
+    assert "`--global-batch-size 128`" in text
+
+
+# Steps per epoch, dropped and padded samples, held against torch itself
+
+
+def numbers_of(size: int, world: int, batch: int, accum: int) -> tuple[int, int, int]:
+    numbers = compute(ask(world, batch_size=batch, accum=accum, dataset_size=size))
+    return value(numbers.steps_per_epoch), value(numbers.dropped), value(numbers.padded)
+
+
+def test_formulas_carry_the_real_numbers() -> None:
+    numbers = compute(ask(4, batch_size=4, dataset_size=5602))
+    assert numbers.steps_per_epoch == Resolved(351, Source("computed", "ceil(5602 / 16)"))
+    assert numbers.dropped == Resolved(2, Source("computed", "5602 - 350 × 16"))
+    assert numbers.padded == Resolved(2, Source("computed", "1401 × 4 - 5602"))
+    assert "with drop_last=True an epoch has 350" in texts(numbers)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "batch", "accum", "size", "expected"),
+    [
+        (1, 4, 1, 5602, (1401, 2, 0)),
+        (4, 4, 2, 64, (2, 0, 0)),
+        (2, 3, 2, 13, (2, 1, 1)),
+        (9, 7, 5, 309, (1, 309, 6)),
+        (3, 2, 4, 50, (3, 2, 1)),
+    ],
+)
+def test_data_sets(gpus: int, batch: int, accum: int, size: int, expected: tuple[int, int, int]) -> None:
+    assert numbers_of(size, gpus, batch, accum) == expected
+
+
+def test_a_data_set_below_the_effective_batch_is_one_incomplete_step() -> None:
+    numbers = compute(ask(4, batch_size=4, dataset_size=10))
+    assert "10 samples is smaller than the effective batch of 16" in texts(numbers)
+    assert "smaller than" not in texts(compute(ask(4, batch_size=4, dataset_size=16)))
+
+
+def test_a_data_set_below_the_world_size_is_refused() -> None:
+    text = refused(ask(4, batch_size=1, dataset_size=3), "dataset-smaller-than-world")
+    assert "`--dataset-size 3` is smaller than the world size 4" in text
+    assert "at most 3 processes" in text
+
+
+def test_steps_need_a_batch() -> None:
+    assert "--batch-size 8" in refused(ask(4, dataset_size=100), "batch-unknown")
+
+
+@pytest.mark.slow
+@settings(max_examples=60)
+@given(st.integers(1, 9), st.integers(1, 7), st.integers(1, 5), st.integers(0, 300))
+def test_epoch_agrees_with_torchs_sampler_and_loader(world: int, batch: int, accum: int, more: int) -> None:
+    from torch.utils.data import DataLoader
+    from torch.utils.data.distributed import DistributedSampler
+
+    size = world + more
+    data = list(range(size))
+
+    def epoch(rank: int, drop_last: bool) -> list[list[int]]:
+        sampler: DistributedSampler[int] = DistributedSampler(data, world, rank, drop_last=drop_last)  # type: ignore[arg-type]
+        loader: DataLoader[int] = DataLoader(data, batch, sampler=sampler, drop_last=drop_last)  # type: ignore[arg-type]
+        return [micro_batch.tolist() for micro_batch in loader]
+
+    steps, dropped, padded = numbers_of(size, world, batch, accum)
+    seen = 0
+    for rank in range(world):
+        micro_batches = epoch(rank, drop_last=False)
+        assert len(range(0, len(micro_batches), accum)) == steps
+        seen += sum(map(len, micro_batches))
+    assert seen - size == padded
+
+    trained: set[int] = set()
+    for rank in range(world):
+        micro_batches = epoch(rank, drop_last=True)
+        whole_steps = len(micro_batches) // accum
+        assert whole_steps == size // (batch * accum * world)
+        trained.update(sample for micro_batch in micro_batches[: whole_steps * accum] for sample in micro_batch)
+    assert size - len(trained) == dropped
+
+
+# Learning rate and warmup
 
 
 @pytest.mark.parametrize(
