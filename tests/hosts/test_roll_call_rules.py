@@ -12,7 +12,15 @@ import pytest
 from ddplaunch.cli.hosts.meet_nodes import TIMEOUT_S, wanted, with_rendezvous_id
 from ddplaunch.hosts.roll_call import messages as words
 from ddplaunch.hosts.roll_call.messages import Greeting, Hello, Secret, Status, Verdict
-from ddplaunch.hosts.roll_call.rules import all_together, at_the_door, is_stranger, name_digest, told, told_sources
+from ddplaunch.hosts.roll_call.rules import (
+    all_together,
+    at_the_door,
+    is_stranger,
+    name_digest,
+    nodes_missing,
+    told,
+    told_sources,
+)
 from ddplaunch.machine.facts import PythonFacts, TorchFacts
 from ddplaunch.planning.launch import Launch
 from ddplaunch.planning.options import Options
@@ -198,6 +206,17 @@ def test_nodes_that_differ(changes: dict[str, Any], code: str, says: str) -> Non
     assert finding.fix.startswith("install the same version on all nodes; ") is of_versions
     by_hand = finding.fix.endswith(f"`--ignore {code}` on node 0 launches all the same")
     assert by_hand is (finding.severity is Severity.ERROR)
+
+
+def test_the_arguments_that_count_are_those_of_node_0() -> None:
+    (finding,) = all_together({rank: hello(rank, arguments=str(rank > 0)) for rank in range(3)}, {}, None, ())
+    assert "on node 1 (gpu-1), node 2 (gpu-2) are not those on node 0" in finding.what
+
+
+def test_who_was_turned_away_is_counted() -> None:
+    for callers, said in ((1, "1 caller did not prove"), (2, "2 callers did not prove")):
+        why = nodes_missing(3, ("node 2",), 60.0, "10.0.0.1:29500", callers).why
+        assert why.startswith(said) and f"{'was' if callers == 1 else 'were'} turned away" in why
 
 
 def launch(several: bool = True, **options: Any) -> Launch:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -13,7 +14,9 @@ import pytest
 
 from ddplaunch.planning.launch import Launch, Target
 from ddplaunch.records.directory import (
+    metrics_path,
     new_run_id,
+    note_path,
     note_stop,
     path_text,
     read_stop,
@@ -37,7 +40,7 @@ def record(base: Path, one: Launch | None = None) -> Path | str:
 
 
 def test_run_ids_sort_by_time_and_never_meet() -> None:
-    assert new_run_id(1795271412.9).startswith("20261121-143012-")
+    assert re.fullmatch("20261121-143012-[a-z0-9]{6}", new_run_id(1795271412.9))
     assert new_run_id(1.0) < new_run_id(2.0) < new_run_id(1795271412.0)
     assert len({new_run_id(0.0) for _ in range(64)}) == 64
 
@@ -61,7 +64,7 @@ def test_a_run_id_names_one_directory(tmp_path: Path, name: str) -> None:
 def test_who_ended_a_run_counts_from_its_start(tmp_path: Path) -> None:
     assert read_stop(tmp_path, 0.0) is None
     for launcher_lost in (False, True):
-        note_stop(tmp_path, launcher_lost)
+        note_stop(tmp_path, launcher_lost) if launcher_lost else note_stop(tmp_path)
         note = read_stop(tmp_path, 0.0)
         assert note is not None and note.launcher_lost is launcher_lost and note.user
         assert read_stop(tmp_path, note.at_s) == note and read_stop(tmp_path, note.at_s + 0.001) is None
@@ -69,6 +72,8 @@ def test_who_ended_a_run_counts_from_its_start(tmp_path: Path) -> None:
 
 def test_what_a_rank_notes_at_its_end(tmp_path: Path) -> None:
     path = through_path(tmp_path, 3)
+    names = [place.name for place in (path, note_path(tmp_path, 3), metrics_path(tmp_path))]
+    assert names == ["rank-3.through", "rank-3.observed.json", "rank-0.metrics.jsonl"]
     assert read_through(path) is None
     for noted in ("group", "through", "", "x" * 17):
         path.write_text(noted)
