@@ -175,8 +175,9 @@ def test_a_node_0_of_another_version_is_named_and_no_run_id_is_a_path(port: int)
 
 def test_a_node_waits_for_a_node_0_that_comes_back(port: int) -> None:
     with Gathering(port) as gathering:
+        node = gathering.node(1)
+        until(lambda: any("refused" in (status.note or "") for status in gathering.shown[1]), "node 0 is not there")
         with socket.create_server(("127.0.0.1", port)) as server:  # a node 0 that is killed
-            node = gathering.node(1)
             connection, _ = server.accept()
             with connection, connection.makefile("rb") as lines:
                 connection.sendall(line_with(Greeting(PROTOCOL, "nonce")))

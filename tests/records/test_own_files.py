@@ -253,10 +253,21 @@ def test_a_folder_is_removed_with_one_file_last_and_links_are_not_followed(
     assert removed == ["a", "link", "run.json", "z", "run.json"] and list(tmp_path.iterdir()) == [tmp_path / "kept"]
 
 
-def test_a_descriptor_stays_closed_when_it_is_refused(tmp_path: Path) -> None:
+def test_what_is_refused_is_named_and_stays_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "runs").symlink_to(tmp_path)
     before = open_files()
-    for _ in range(3):
-        with pytest.raises(NotOursError):
-            open_to_write(tmp_path / "pipe", os.O_WRONLY)
+    with pytest.raises(NotOursError) as refused:
+        open_to_write(tmp_path / "pipe", os.O_WRONLY)
+    assert refused.value.filename == str(tmp_path / "pipe")
+    with pytest.raises(NotOursError) as refused:
+        open_place(tmp_path / "runs" / "a")
+    assert refused.value.filename == str(tmp_path / "runs")
+    (tmp_path / "runs").unlink()
+    with pytest.raises(FileNotFoundError) as missing:
+        open_place(tmp_path / "runs" / "a")
+    assert missing.value.filename == str(tmp_path / "runs")
+    monkeypatch.setattr("ddplaunch.records.own.own_files.own_id", lambda: 12345)
+    with pytest.raises(NotOursError, match="belongs to"):
+        open_place(tmp_path)
     assert not open_files() - before

@@ -160,7 +160,7 @@ def _is_bounded(value: Any) -> bool:
         return len(value) <= _TEXT_CHARS
     if isinstance(value, (int, float)):
         return 0 <= value < _LAST_S
-    return all(map(_is_bounded, (*value, *value.values()) if isinstance(value, dict) else value or ()))
+    return all(map(_is_bounded, (*value, *value.values()) if isinstance(value, dict) else ()))
 
 
 def new_secret() -> str:

@@ -24,14 +24,10 @@ LOCK_SHARED, LOCK_ALONE = 1, 2
 
 
 class NotOursError(PermissionError):
-    """A folder or file of a record that is not this user's, or is a link, a pipe or a device; ``strerror`` says which.
+    """A folder or file of a record that is not this user's, or is a link, a pipe or a device, as ``strerror`` says."""
 
-    ``owner`` is the other user's ID; None if the owner is not the problem.
-    """
-
-    def __init__(self, reason: str, path: str, owner: int | None = None) -> None:
+    def __init__(self, reason: str, path: str) -> None:
         super().__init__(1, reason, path)
-        self.owner = owner
 
 
 def open_place(directory: str | os.PathLike[str], *, create: bool = False, links: bool = True) -> int:
@@ -77,7 +73,7 @@ def open_base(path: str | os.PathLike[str], *, create: bool = False, roots: bool
         if not links:
             raise NotOursError("is a symbolic link", os.fspath(path)) from None
         if status.st_uid not in (own_id(), _ROOT):
-            raise NotOursError(f"is a link that {_user(status.st_uid)} made", os.fspath(path), status.st_uid) from None
+            raise NotOursError(f"is a link that {_user(status.st_uid)} made", os.fspath(path)) from None
         descriptor = os.open(path, _FOLDER)
     return _checked(descriptor, os.fspath(path), roots=roots)
 
@@ -99,8 +95,8 @@ def open_folder(parent: int, name: str, path: str = "", *, create: bool = False)
 def open_file(parent: int, name: str, flags: int, path: str = "") -> int:
     """Open the regular file ``name`` below ``parent`` without ever waiting; a new file is accessible to its owner only.
 
-    Raises NotOursError for a link, a pipe or a device, and for writing also if the file has another owner or a second
-    name.
+    Raises NotOursError for a link, a pipe or a device, if the file has another owner, and for writing also if it has a
+    second name.
     """
     cut, flags = flags & os.O_TRUNC, flags & ~os.O_TRUNC
     try:
@@ -116,8 +112,8 @@ def open_file(parent: int, name: str, flags: int, path: str = "") -> int:
             raise IsADirectoryError(21, "Is a directory", path or name)
         if not stat.S_ISREG(status.st_mode) or (writes and status.st_nlink > 1):
             raise NotOursError("is no plain file", path or name)
-        if writes and not _is_ours(status):
-            raise NotOursError(f"belongs to {_user(status.st_uid)}", path or name, status.st_uid)
+        if not _is_ours(status):
+            raise NotOursError(f"belongs to {_user(status.st_uid)}", path or name)
         if cut:
             os.ftruncate(descriptor, 0)
     except BaseException:
@@ -150,8 +146,6 @@ def read_file(path: str | os.PathLike[str], most_bytes: int) -> bytes:
     """Return this user's regular file ``path``. Raises NotOursError, OSError, and ValueError beyond ``most_bytes``."""
     folder, name = os.path.split(os.fspath(path))
     with closing(os.open(folder or ".", _PLACE)) as parent, closing(open_file(parent, name, os.O_RDONLY)) as file:
-        if not _is_ours(os.fstat(file)):
-            raise NotOursError(f"belongs to {_user(os.fstat(file).st_uid)}", name)
         size = os.fstat(file).st_size
         parts, unread = [], most_bytes + 1 if size <= most_bytes else 0
         while unread > 0 and (part := os.read(file, min(unread, 1 << 20))):
@@ -221,7 +215,7 @@ def _checked(descriptor: int, path: str, *, roots: bool = False) -> int:
     if _is_ours(status) or (roots and status.st_uid == _ROOT):
         return descriptor
     os.close(descriptor)
-    raise NotOursError(f"belongs to {_user(status.st_uid)}", path, status.st_uid)
+    raise NotOursError(f"belongs to {_user(status.st_uid)}", path)
 
 
 def _is_ours(status: os.stat_result) -> bool:
