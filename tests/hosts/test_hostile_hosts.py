@@ -93,18 +93,23 @@ class Deaf(Peer):
         """Go on."""
 
 
-def test_a_host_that_does_not_end_is_killed_and_then_given_up(links: Links, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("status", [7, 255])
+def test_a_host_that_does_not_end_is_killed_and_then_given_up(
+    links: Links, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """Another one has failed, or is lost."""
     monkeypatch.setattr("ddplaunch.hosts.session.start_hosts._SETTLE_S", 0.0)
     monkeypatch.setattr("ddplaunch.hosts.session.start_hosts._KILLED_S", 0.1)
     deaf, failed = Deaf(), Peer("failed", random.Random(0))
-    failed.status = 7
+    failed.status = status
     made = LaunchOnHosts(links, [cast(Link, peer) for peer in (deaf, failed)], lambda *_: None, -5.0, 60.0)
     handlers = [signal.getsignal(number) for number in (signal.SIGTSTP, signal.SIGINT)]
     with made.handling():
         assert signal.getsignal(signal.SIGTSTP) == signal.SIG_IGN, "a stopped launcher looks like a dead one"
         ends = made.run([{}, {}])
     assert [signal.getsignal(number) for number in (signal.SIGTSTP, signal.SIGINT)] == handlers
-    assert (ends[0].lost, ends[1].status) == ("it did not end within 0 s after SIGKILL", 7)
+    assert ends[0].lost == "it did not end within 0 s after SIGKILL"
+    assert (ends[1].status, ends[1].lost is None) == ((7, True) if status == 7 else (None, False))
     told = [message for message in deaf.sent if message != {}]  # without beats
     assert told == [{"signal": signal.SIGTERM}, {"signal": signal.SIGKILL}, "closed"]
 
