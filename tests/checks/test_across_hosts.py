@@ -23,7 +23,7 @@ OTHER_GPUS = replace(NVML, gpus=tuple(replace(gpu, name="NVIDIA T4") for gpu in 
 
 def host(name: str, facts: dict[str, Any] | None = None, **more: Any) -> HostReport:
     given = {"script_name": "train.py", "script": "a" * 64, "machine": name, "cwd": "/work", **more}
-    given = {"sources": (("net/model.py", "a"),), **given}
+    given = {"sources": (("net/model.py", "a"), ("train.py", given["script"])), **given}
     known = {"packages": PackageFacts({"numpy": "2.0.0", "torch": "2.13.0", "pip": "24.0"}), **(facts or {})}
     return HostReport(name, healthy_facts(**known), __version__, **given)
 
@@ -46,7 +46,10 @@ FIRES: dict[str, tuple[HostReport, str]] = {
     "hosts-differ-cuda": (host("gpu-c", {"torch": replace(TORCH, cuda=None)}), "none (a CPU build) on gpu-c"),
     "hosts-differ-nccl": (host("gpu-c", {"torch": replace(TORCH, nccl_version="2.1")}), "NCCL differs"),
     "hosts-differ-driver": (host("gpu-c", {"nvml": replace(NVML, driver_version="1.2")}), "1.2 on gpu-c"),
-    "hosts-differ-gpu-count": (host("gpu-c", {"nvml": replace(NVML, gpus=NVML.gpus[:2])}), "2 on gpu-c"),
+    "hosts-differ-gpu-count": (
+        host("gpu-c", {"nvml": replace(NVML, gpus=NVML.gpus[:2])}),
+        "2 on gpu-c … `ddplaunch run 8+8+2",
+    ),
     "hosts-differ-gpu-model": (host("gpu-c", {"nvml": OTHER_GPUS}), "NVIDIA T4 on gpu-c"),
     "hosts-differ-data": (host("gpu-c", {"data_paths": data("missing")}), "missing on gpu-c"),
     "hosts-differ-packages": (host("gpu-c", OLD_NUMPY), "numpy differs: 2.0.0 on 2 hosts, 1.26.4 on gpu-c"),
@@ -103,7 +106,8 @@ def test_alike_hosts_have_nothing(hosts: tuple[HostReport, ...]) -> None:
 
 def test_login_node_as_rank_0() -> None:
     login = host("login", NO_GPUS)
-    assert "login-node-as-rank-0" in [each.code for each in findings(login, *GOOD)]
+    fixes = {each.code: each.fix for each in findings(login, *GOOD)}
+    assert "login-node-as-rank-0" in fixes and "`ddplaunch run 4x8 …`" in fixes["hosts-differ-gpu-count"]
     assert "login-node-as-rank-0" not in [each.code for each in findings(GOOD[0], login)]
 
 
@@ -125,6 +129,14 @@ def test_login_node_as_rank_0() -> None:
             ("error", ("a", "b")),
             ["`net/model.py` (missing) on b"],
         ),
+        (
+            (
+                *same(with_sources, *"abcde", **dict.fromkeys("pqrst", "1")),
+                *same(with_sources, *"wxyz", **dict.fromkeys("pqrst", "2")),
+            ),
+            ("error", tuple("wxyz")),
+            ["`net/r.py` and 2 more on y; and on 1 more host"],
+        ),
         (same(with_sources, "a", "b", model="1", here="2"), ("warning", ("a", "b")), [""]),  # not copied
     ],
 )
@@ -140,11 +152,9 @@ def test_packages_of_trainings_and_files_are_compared(
 def test_hosts_that_differ(code: str) -> None:
     bad, words = FIRES[code]
     others = [replace(each, facts=replace(each.facts, data_paths=data("directory"))) for each in GOOD[:2]]
-    found = [
-        each for each in findings(*(others if code == "hosts-differ-data" else GOOD[:2]), bad) if each.code == code
-    ]
-    assert len(found) == 1, found
-    assert words in found[0].what and "gpu-c" in found[0].where
+    (found,) = findings(*(others if code == "hosts-differ-data" else GOOD[:2]), bad)
+    assert found.code == code and all(part in found.what + found.fix for part in words.split(" … "))
+    assert "gpu-c" in found.where
 
 
 def test_every_check_across_hosts_has_a_case_and_a_description() -> None:

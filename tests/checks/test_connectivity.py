@@ -57,6 +57,7 @@ ACTIVE, DOWN = InfinibandPort("mlx5_0", 1, "ACTIVE", "InfiniBand"), InfinibandPo
 ROCE_DOWN = InfinibandPort("mlx5_2", 1, "DOWN", "Ethernet")
 NAMELESS = HostFacts("gpu-node-1", Unavailable("Name or service not known"), "6.8.0", None, "ada")
 GLOO_NAMED = (Variable("GLOO_SOCKET_IFNAME", "eth0", Source("detected"), "on the route"),)
+UNNAMED = (replace(GLOO_NAMED[0], value=""),)
 #: Names of pods come late, and a container may have a published port.
 POD, DOCKER = named("10.0.0.5", container="kubernetes"), named("172.17.0.2", container="docker")
 AWAY = several(0, "10.0.0.9")
@@ -110,6 +111,7 @@ CASES = (
     silent("host-name-unresolvable", "one node", host=NAMELESS),
     fires("host-name-loopback", "127.0.1.1", launch=several(device=CPU), **named("127.0.1.1")),
     fires("host-name-loopback", "127.0.1.1", "warning", launch=several(), **named("127.0.1.1")),
+    fires("host-name-loopback", "127.0.1.1", launch=several(device=CPU, environment=UNNAMED), **named("127.0.1.1")),
     silent("host-name-loopback", launch=several(device=CPU, environment=GLOO_NAMED), **named("127.0.1.1")),
     silent("host-name-loopback", launch=several(), **named("127.0.1.1", "10.0.0.5")),
     fires("master-addr-unroutable", "Network is unreachable", launch=several(1, "10.0.0.9"), **routed(NOWHERE)),

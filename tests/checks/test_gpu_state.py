@@ -17,12 +17,18 @@ NOTEBOOK = GpuProcess(31, GIB // 2, "eve", "jupyter", orphan=False)
 BUSY = with_gpu(3, processes=(TRAINER,), memory_used_bytes=61 * GIB)
 SLICES = tuple(MigDevice(f"MIG-{number}aaa-bbbb", "H100 MIG 1g.10gb", 10 * GIB) for number in range(2))
 SPLIT = with_gpu(0, mig_enabled=True, mig_devices=SLICES, processes=(TRAINER,))
+LOST = with_gpu(7, fault="GPU is lost")
 HOT = with_gpu(2, throttle_reasons=("hardware thermal slowdown",), temperature_c=91)
 alone = partial(with_gpu, 1, compute_mode="exclusive process")
 
 
 def held_by(process: GpuProcess) -> NvmlFacts:
     return with_gpu(0, processes=(process,), memory_used_bytes=2 * GIB)
+
+
+def also(nvml: NvmlFacts, index: int) -> NvmlFacts:
+    """Return the same GPUs, of which the first is as that one."""
+    return dataclasses.replace(nvml, gpus=(dataclasses.replace(nvml.gpus[index], index=0), *nvml.gpus[1:]))
 
 
 HIDES_IT = {"CUDA_VISIBLE_DEVICES": "0,1"}
@@ -35,6 +41,8 @@ failed = partial(fires, "gpu-remap-failed")
 FIRES = (
     busy("GPU 3 … pid 4242 of eve … `python train.py --big` … 60 GiB … `ddplaunch run 7 --gpus free:7 …`", nvml=BUSY),
     busy("GPU 3 … --gpus free:7", launch=NO_LAUNCH, nvml=BUSY),
+    busy("GPU 3 … `ddplaunch run 4 --gpus free:4 …`", launch=4, nvml=BUSY),
+    busy("GPU 0 is in use … , and 1 more of 8 … free:6 … GPU 3: pid 4242", nvml=also(BUSY, 3)),
     busy("orphaned rank … `ddplaunch clean` ends the ranks of dead … (pid 777)", nvml=held_by(ORPHAN)),
     busy("ask eve to run `ddplaunch … (pid 777)", nvml=held_by(dataclasses.replace(ORPHAN, user="eve"))),
     busy("all GPUs are in use; wait or free one", launch=1, nvml=healthy_nvml(BUSY.gpus[3])),
@@ -43,8 +51,10 @@ FIRES = (
     busy("(40 GiB)", nvml=with_gpu(2, memory_used_bytes=40 * GIB, memory_total_bytes=Unavailable("not told"))),
     exclusive("GPU 1 … prohibited … nvidia-smi -i 1 -c DEFAULT", nvml=with_gpu(1, compute_mode="prohibited")),
     exclusive("exclusive process … pid 4242", launch=NO_LAUNCH, nvml=alone(processes=(TRAINER,))),
-    fires("gpu-lost", "GPU 7 of 8 … GPU is lost … --gpus 0,1,2,3,4,5,6", nvml=with_gpu(7, fault="GPU is lost")),
-    fires("gpu-lost", "GPU 7", launch=4, nvml=with_gpu(7, fault="GPU is lost")),
+    fires("gpu-lost", "GPU 7 of 8 does … GPU is lost … --gpus 0,1,2,3,4,5,6", nvml=LOST),
+    fires("gpu-lost", "GPUs 0, 7 of 8 do not answer … `ddplaunch run 6 --gpus 1,2,3,4,5,6 …`", nvml=also(LOST, 7)),
+    busy("`ddplaunch run 6 --gpus free:6 …`", nvml=dataclasses.replace(BUSY, gpus=(*BUSY.gpus[:7], LOST.gpus[7]))),
+    fires("gpu-lost", "GPU 7", launch=4, nvml=LOST),
     fires("gpu-ecc-errors", "GPU 4 … 3 uncorrectable … -i 4", "warning", nvml=with_gpu(4, ecc_uncorrected=3)),
     pending("GPU 4 … --gpu-reset -i 4", "warning", nvml=with_gpu(4, remap_pending=True)),
     failed("GPU 4 … replaced", nvml=with_gpu(4, remap_failed=True)),

@@ -113,6 +113,7 @@ CONTRADICTED = (
     agreeing("--world-size 4", sized()),
     agreeing("--world-size 1", sized("--world-size", help="number of nodes for distributed training")),
     agreeing("--world-size 4", sized("--world-size", spawns=HERE)),
+    agreeing("--world-size 4", WORLD, nproc=4, topology=replace(TWO, min_nodes=1)),
     against("this launch has 8 ranks on each node", "--nproc_per_node 4", sized("--nproc_per_node")),
     against("ranks on each node", "--nproc_per_node 4", sized("--nproc_per_node", help="not the number of nodes")),
     agreeing("--nproc 4", sized("--nproc", help="processes that tokenize")),

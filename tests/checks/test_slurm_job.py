@@ -20,6 +20,7 @@ FOUR_TASKS = STEP | {"SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "
 THREE_TASKS = FOUR_TASKS | {"SLURM_STEP_TASKS_PER_NODE": "3(x2)", "SLURM_STEP_NUM_TASKS": "6"}
 ON_CPUS = {name: text for name, text in FOUR_TASKS.items() if "SLURM_STEP_GPUS" not in name}
 UNEVEN = STEP | {"SLURM_GPUS": "6", "SLURM_STEP_GPUS": "0,1,2,3,4"}
+ELSEWHERE_OR_NONE = ("SLURMD_NODENAME", "SLURM_STEP_GPUS")
 DETECTED = Source("detected", "torch is a CPU build")
 ELSEWHERE = HostFacts("gpu-node-1", ("10.0.0.5",), "6.8.0", None, "ada", slurm_task=False)
 RANK, TASKS = "slurm-node-rank-contradicts", "slurm-tasks-contradict"
@@ -59,9 +60,15 @@ CASES = (
     silent(TASKS, launch=launch(processes=8), environment=STEP),
     fires("slurm-gpus-uneven", "5 of the job's 6 GPUs … per-node=3", launch=launch(), environment=UNEVEN),
     silent("slurm-gpus-uneven", launch=launch(), environment=STEP | {"SLURM_GPUS": "8"}),
+    silent("slurm-gpus-uneven", "one rank a task", launch=launch(), environment=FOUR_TASKS | {"SLURM_GPUS": "6"}),
     fires("slurm-gpus-unused", "torch is a CPU b", "warning", launch=on_cpu(DETECTED), environment=STEP),
     silent("slurm-gpus-unused", "asked for", launch=on_cpu(Source("flag", "--device")), environment=STEP),
+    fires("slurm-gpus-unused", "no GPU was found", "warning", launch=on_cpu(Source("detected")), environment=STEP),
     silent("slurm-gpus-unused", launch=launch(), environment=STEP),
+    *(
+        silent("slurm-gpus-unused", "not here, or not given", launch=on_cpu(DETECTED), environment=without)
+        for without in ({name: text for name, text in STEP.items() if name != gone} for gone in ELSEWHERE_OR_NONE)
+    ),
     fires("slurm-elsewhere", "job 7 does not run on gpu-node-1", host=ELSEWHERE, environment=STEP),
     silent("slurm-elsewhere", environment=STEP),
     silent("slurm-elsewhere", host=replace(ELSEWHERE, container="docker"), environment=STEP),

@@ -12,6 +12,10 @@ from tests.checks.healthy import GIB
 MIB = 1024**2
 NOT_THERE = ("missing", "unreachable")
 FAST = ("ext4", "xfs", "lustre", "gpfs", "beegfs", "fuse.juicefs", "tmpfs")
+SLOW = (
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "9p", "davfs", "sshfs", "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse",
+    "fuse.rclone", "fuse.goofys", "fuse.blobfuse", "fuse.blobfuse2", "fuse.mountpoint-s3",
+)  # fmt: skip
 GOOD = PathFact("/data/my text", "directory", True, True, False, 800 * GIB, 1000 * GIB, 10**7, "ext4")
 
 
@@ -30,12 +34,12 @@ def record(**replace: Any) -> dict[str, Any]:
 FIRES = (
     fires("data-missing", "'/data/my text' does not exist", **data(kind="missing", readable=False)),
     fires("data-missing", "; `ls '/my data'` shows", **data(path="/my data/text/", kind="missing", readable=False)),
+    fires("data-missing", "`--data /a --data '/b c'` if", **data(path="/a,/b c", kind="missing", readable=False)),
     fires("data-unreadable", "of eve is not readable", **data(readable=False, owner="eve")),
     fires("data-empty", "is an empty directory", **data(empty=True)),
     fires("data-empty", "is an empty file", **data(kind="file", empty=True)),
     fires("data-unreachable", "did not answer (nfs4)", **data(kind="unreachable", filesystem="nfs4")),
-    fires("data-on-slow-storage", "on a network mount (nfs4)", "warning", **data(filesystem="nfs4")),
-    fires("data-on-slow-storage", "(fuse.sshfs)", "warning", **data(filesystem="fuse.sshfs")),
+    *(fires("data-on-slow-storage", f"mount ({kind})", "warning", **data(filesystem=kind)) for kind in SLOW),
     fires("output-not-writable", "it belongs to root", **output(writable=False, owner="root")),
     fires("output-unreachable", "did not answer", **output(kind="unreachable")),
     fires("disk-nearly-full", "50 MiB of 1000 GiB free", **output(free_bytes=50 * MIB)),
@@ -61,8 +65,11 @@ SILENT = (
     silent("disk-nearly-full", **output(free_bytes=5 * GIB, total_bytes=100 * GIB)),
     silent("disk-nearly-full", **output(free_bytes=300 * GIB, total_bytes=20_000 * GIB)),
     silent("disk-nearly-full", **output(free_bytes=None, total_bytes=None)),
+    silent("disk-nearly-full", "nothing is known of its size", **output(free_bytes=0, total_bytes=0)),
+    silent("disk-nearly-full", "another check says it", **output(kind="unreachable", free_bytes=0)),
     silent("output-inodes", **output(free_inodes=None, filesystem="btrfs")),
     silent("record-not-writable", **record()),
+    silent("record-not-writable", "nothing is known of its size", **record(free_bytes=0, total_bytes=0)),
 )
 
 

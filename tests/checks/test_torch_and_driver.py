@@ -35,7 +35,7 @@ NOT_LOADED = NvidiaFacts(pci_gpus=2, kernel_module_version=None, device_nodes=0)
 OUTSIDE = NvidiaFacts(pci_gpus=8, kernel_module_version="570.124.06", device_nodes=0)
 MISMATCH = NvidiaFacts(8, "550.90.07", 8, nvml_error="Driver/library version mismatch")
 DOCKER = HostFacts("c0ffee", ("172.17.0.2",), "6.8.0", "docker", "root")
-HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
+ON_CUDA = healthy_launch(device=Resolved("cuda", FLAG))
 OLD_DRIVER = healthy_nvml(driver_version="470.57.02", cuda_driver_version=(11, 4))
 NO_CUDA = healthy_torch_import(cuda_available=False, cuda_error="CUDA unknown error", device_count=0)
 NO_FABRIC = dataclasses.replace(NO_CUDA, cuda_error="Error 802")
@@ -80,6 +80,8 @@ FIRES = (
     too_old("2.2.2 … --logs-specs", torch=of_version("2.2.2+cu121")),
     fires("torch-import-failed", "libcudnn.so.9", launch=NO_LAUNCH, torch_import=Unavailable("no libcudnn.so.9")),
     cpu_build("2.8.0+cpu … 8 NVIDIA GPUs … --device cpu", launch=NO_LAUNCH, torch=CPU_BUILD),
+    *(cpu_build("8 NVIDIA GPUs", launch=launch, torch=CPU_BUILD) for launch in (FELL_BACK, ON_CUDA)),
+    cpu_build("8 NVIDIA GPUs", launch=ON_CUDA, torch=CPU_BUILD, environment={"CUDA_VISIBLE_DEVICES": ""}),
     cpu_build("1 NVIDIA GPU\n", launch=NO_LAUNCH, torch=CPU_BUILD, nvml=NO_NVML, nvidia=NvidiaFacts(1, None, 0)),
     fires("nccl-unavailable", "without NCCL", torch_import=NO_NCCL),
     fires("gpu-arch-not-in-wheel", "RTX 5090 … sm_120 … sm_80 sm_90 … GPU 5", nvml=NEW, torch_import=OF_2020),
@@ -104,12 +106,18 @@ SILENT = (
     silent("torch-too-old", "a version of its own", torch=of_version("nightly")),
     silent("torch-import-failed", "not asked", torch_import=NOT_ASKED),
     silent("torch-cpu-build-on-gpu-machine", "asked for the CPU", launch=ON_CPU, torch=CPU_BUILD),
-    silent("torch-cpu-build-on-gpu-machine", "GPUs hidden", launch=NO_LAUNCH, torch=CPU_BUILD, environment=HIDDEN),
+    *(
+        silent("torch-cpu-build-on-gpu-machine", "GPUs hidden", launch=launch, torch=CPU_BUILD, environment=hides)
+        for launch in (NO_LAUNCH, FELL_BACK)
+        for hides in ({"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "-1"})
+    ),
     silent("torch-cpu-build-on-gpu-machine", "no GPU", torch=CPU_BUILD, nvml=healthy_nvml(gpus=())),
     silent("torch-cpu-build-on-gpu-machine", "the host's", launch=NO_LAUNCH, torch=CPU_BUILD, **HIDDEN_THERE),
     silent("torch-cpu-build-on-gpu-machine", "ROCm", torch=healthy_torch(cuda=None, hip="6.2")),
     silent("nccl-unavailable", "asked for the CPU", launch=ON_CPU, torch_import=NO_NCCL),
     silent("gpu-arch-not-in-wheel", "not the one that is used", launch=4, nvml=with_gpu(5, compute_capability=(3, 5))),
+    silent("gpu-arch-not-in-wheel", "not told", nvml=with_gpu(5, compute_capability=Unavailable("no NVML"))),
+    silent("torch-for-other-gpus", "no GPU", torch=ROCM, nvml=healthy_nvml(gpus=())),
     silent("gpu-arch-not-in-wheel", "ROCm names", torch_import=healthy_torch_import(arch_list=("gfx90a",))),
     silent("cuda-unavailable-reason", "driver-too-old says it", torch_import=NO_CUDA, nvml=OLD_DRIVER),
     silent("cuda-unavailable-reason", "no GPU", torch_import=NO_CUDA, nvml=healthy_nvml(gpus=())),
@@ -117,7 +125,11 @@ SILENT = (
     silent("driver-too-old", "cuda-compat", nvml=OLD_DRIVER),
     silent("driver-too-old", "CPU build", nvml=OLD_DRIVER, torch=CPU_BUILD, torch_import=NOT_ASKED),
     silent("driver-library-mismatch", "asked for the CPU", launch=ON_CPU, nvidia=MISMATCH),
-    silent("driver-library-mismatch", "of an image", nvidia=NvidiaFacts(0, None, 0, "Driver Not Loaded"), nvml=NO_NVML),
+    *(
+        silent("driver-library-mismatch", "not loaded", nvidia=NvidiaFacts(*there, 0, "Driver Not Loaded"))
+        for there in ((0, None), (0, "550.90.07"), (8, None))  # the first in many container images
+    ),
+    silent("driver-not-loaded", "it has made its files", nvidia=dataclasses.replace(NOT_LOADED, device_nodes=2)),
     silent("driver-not-loaded", "no GPU", nvidia=dataclasses.replace(NOT_LOADED, pci_gpus=0)),
     silent("driver-not-loaded", "asked for the CPU", launch=ON_CPU, nvidia=NOT_LOADED),
     silent("gpus-not-in-container", "no container", nvidia=OUTSIDE),
