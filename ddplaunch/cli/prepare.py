@@ -131,10 +131,10 @@ def situation_of(
 
 def launch_lines(target: Target | None) -> tuple[str, ...]:
     """Return the launch lines in a shell script that the ranks would run, translated to ddplaunch."""
-    if target is None or target.kind != "executable" or PurePath(target.name).name not in ("bash", "sh", "zsh"):
+    if target is None or PurePath(target.name).name not in ("bash", "sh", "zsh"):
         return ()
-    name = next(iter(target.args), "-")
-    if name.startswith("-") or not Path(name).is_file():
+    name = next(iter(target.args), "")
+    if not Path(name).is_file():
         return ()
     from ddplaunch.planning.convert.launcher_options import named_in  # needed only where ranks are shell scripts
 

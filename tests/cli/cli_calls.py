@@ -8,10 +8,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
+from ddplaunch.checks.all_checks import run_all
+from ddplaunch.checks.check import CheckOutcome
+from ddplaunch.cli import prepare
 from ddplaunch.cli.main import main
 
 TRAIN = """
@@ -67,18 +70,26 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def call(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
-    """``call("run", "4", …)`` runs ``main`` in ``folder``; it fails the test if anything is executed."""
+    """``call("run", "4", …)`` runs ``main`` in ``folder``; the test fails if anything is executed or a check fails."""
 
     def launched(*_: object) -> NoReturn:
         raise AssertionError("something was launched")
 
+    crashes: list[str] = []
+
+    def checked(*values: Any) -> tuple[CheckOutcome, ...]:
+        outcomes = run_all(*values)
+        crashes.extend(f"{each.check.code}: {each.reason}" for each in outcomes if each.status == "crashed")
+        return outcomes
+
     monkeypatch.setattr(os, "execve", launched)
+    monkeypatch.setattr(prepare, "run_all", checked)
 
     def run(*words: str) -> Said:
         with pytest.raises(SystemExit) as end:
             main(words)
         out, err = capsys.readouterr()
-        assert isinstance(end.value.code, int)
+        assert isinstance(end.value.code, int) and not crashes, crashes
         return Said(end.value.code, out, err)
 
     return run

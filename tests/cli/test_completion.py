@@ -76,7 +76,10 @@ def test_runs_are_those_of_the_directory(offered: Offers, folder: Path) -> None:
     for name, run in ((f"{own}-run", {}), (f"blank {own} run", {}), (f"{own}-trial", trial)):
         (folder / ".ddplaunch" / "runs" / name).mkdir(parents=True)
         (folder / ".ddplaunch" / "runs" / name / "run.json").write_text(json.dumps(run))
-    assert offered(f"ddplaunch logs {own}") == [f"{own}-run"]
+    record(folder / ".ddplaunch", f"{own}-whole")
+    assert offered(f"ddplaunch logs {own}") == [f"{own}-whole", f"{own}-run"]
+    texts = {run.word: run.text for run in SOURCES["runs"]()}
+    assert texts[f"{own}-run"].endswith(", script not recorded") and texts[f"{own}-whole"].endswith(", train.py")
     assert offered(f"ddplaunch stop {own}") == []  # it does not run
 
 

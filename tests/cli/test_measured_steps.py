@@ -66,13 +66,24 @@ def test_every_rank_is_waited_for(tmp_path: Path) -> None:
 
 def test_steps_that_do_not_settle_are_measured_all_the_same_and_said(tmp_path: Path) -> None:
     moving = [None, *[0.1 * 1.2 ** (number // 2) for number in range(60)]]
-    write(tmp_path, 0, moving[:50])
+    write(tmp_path, 0, moving[:60])
     steps, measure = followed(tmp_path), Measure(seconds=2.0)
     assert not steps.are_enough(measure), "too few to know that they do not settle"
-    write(tmp_path, 0, moving[50:])
-    write(tmp_path, 0, moving[-1:])
+    (over,) = steps.measured(measure).ranks
+    assert over.steps == 10 and over.step_s == pytest.approx(0.228, abs=1e-3), "what follows the warm-up of a run"
+    write(tmp_path, 0, moving[60:])
     steps.look()
     assert steps.are_enough(measure) and not steps.measured(measure).settled
+
+
+def test_epochs_without_a_batch_count_until_there_is_a_step(tmp_path: Path) -> None:
+    write(tmp_path, 0, [])
+    (tmp_path / "node-0" / "attempt-0" / "rank-0.phases.jsonl").write_text('{"empty_epochs": 3}\n')
+    steps = followed(tmp_path)
+    assert steps.empty_epochs == steps.measured(Measure()).empty_epochs == 3
+    write(tmp_path, 0, STEADY)
+    steps.look()
+    assert steps.empty_epochs == 0
 
 
 def test_nothing_is_measured_of_less_than_five_steps_after_the_warmup(tmp_path: Path) -> None:

@@ -105,6 +105,7 @@ def test_options(call: Call, folder: Path, words: list[str], says: str) -> None:
         (["-m", "a b"], "`-m a b` names no module"),
         (["-m", "train.py"], "there is no module `train.py`"),
         (["-m", "nope.train"], "there is no module `nope.train`"),
+        (["-m", "nope.folder"], "there is no module `nope.folder`"),
         (["train.py", "{lr}"], "[placeholder-without-number]"),
     ],
 )
@@ -113,6 +114,7 @@ def test_scripts(call: Call, folder: Path, target: list[str], says: str) -> None
     for name in ("tool", "run.sh"):
         (folder / name).write_text("#!/bin/sh\n")
     (folder / "loop").symlink_to("loop")
+    (folder / "folder").mkdir()
     refused(call("run", "2", "--", *target), 2, says, folder)
 
 
@@ -130,7 +132,7 @@ def test_no_separator_and_no_script(call: Call, folder: Path) -> None:
     refused(call("run", "2x1", *alone.split(), "--", "train.py"), 4, "error[nodes-missing]", folder)
 
 
-NO_COUNTS = ("0", "-", "abc", "1.5", "2x", "0x2", "2x0", "00", "٣", "²", "", "2X2", "1_0", "+4", LONG)
+NO_COUNTS = ("0", "-", "abc", "sh", "1.5", "2x", "0x2", "2x0", "00", "٣", "²", "", "2X2", "1_0", "+4", LONG)
 
 
 @pytest.mark.parametrize("nproc", NO_COUNTS)

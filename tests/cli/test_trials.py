@@ -30,11 +30,13 @@ def test_a_trials_folders_are_outside_of_the_tree_and_are_removed(
     (tmp_path / "project" / ".git").mkdir(parents=True)
     (tmp_path / "project" / "src").mkdir()
     monkeypatch.chdir(tmp_path / "project" / "src")
-    for cache in (tmp_path / "cache", tmp_path / "project" / "cache"):  # the latter is a part of the tree
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for cache in ("", tmp_path / "cache", tmp_path / "project" / "cache"):  # the last is a part of the tree
         monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
         place = make_place(Path(".ddplaunch"), "x", in_place=False)
         assert place.tree == tmp_path / "project" and place.records == Path.cwd() / ".ddplaunch"
         assert place.folder is not None and place.folder.is_dir() and place.tree not in place.folder.parents
+        assert cache or tmp_path / "home" / ".cache" in place.folder.parents
         place.remove()
         assert not place.folder.exists() and not place.temporary.exists()
     place = make_place(Path(".ddplaunch"), "x", in_place=True)

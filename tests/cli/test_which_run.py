@@ -34,6 +34,7 @@ def test_records_are_named_by_id_by_a_part_and_by_path(tmp_path: Path) -> None:
     for word, says in [
         ("2026", "2 runs could be meant"),
         ("x9", "no record of a run `x9`"),
+        ("", "no record of a run ``"),
         ("./x", "not a directory"),
     ]:
         with pytest.raises(UsageError, match=says):
@@ -80,7 +81,9 @@ def test_without_a_word_the_newest_that_runs_here_is_meant_and_to_stop_the_only_
     assert found is not None and found.run_id == second
     assert [run.run_id for run in running_runs(None, None)] == [second, first]
     said = call("stop")
-    assert said.status == 2 and f"2 runs could be meant: `{second}`, `{first}`" in " ".join(said.err.split())
+    told = " ".join(said.err.split())
+    assert said.status == 2 and f"2 runs could be meant: `{second}`, `{first}`" in told
+    assert f"name one, as in `{second}`" in told
     assert far.launcher.poll() is None and running_run(first, None) is not None
 
 
