@@ -51,7 +51,7 @@ def hosts_differ_from_here(hosts: tuple[HostReport, ...]) -> Findings:
     If a change was made here but not copied, every host trains the earlier version.
     Remedy: `rsync`, or a file system that all share.
     """
-    if not hosts or len({host.sources for host in hosts}) != 1:
+    if len({host.sources for host in hosts}) != 1:
         return
     sources_there = dict(hosts[0].sources)
     differing = [path for path, digest in hosts[0].sources_here if sources_there.get(path, digest) != digest]

@@ -61,6 +61,8 @@ FIRES: dict[str, tuple[HostReport, str]] = {
 def test_the_launchers_own_version_counts() -> None:
     (finding,) = findings(*(replace(one, ddplaunch="0.1") for one in GOOD))
     assert finding.what == f"ddplaunch differs: {__version__} here, 0.1 on 3 hosts"
+    (finding,) = findings(replace(GOOD[0], ddplaunch="0.1"), replace(GOOD[1], ddplaunch="0.2"))
+    assert finding.what == "ddplaunch differs: 0.1 on gpu-a, 0.2 on gpu-b"
 
 
 def findings(*hosts: HostReport) -> list[Finding]:
@@ -85,6 +87,7 @@ def same(of: Callable[..., HostReport], *names: str, **more: str) -> tuple[HostR
     return tuple(of(name, **more) for name in names)
 
 
+THEIRS = dict.fromkeys("pqrst", "2")
 USUAL = {"numpy": "2.0.0", "transformers": "4.46.1", "attrs": "1"}
 
 
@@ -94,6 +97,7 @@ USUAL = {"numpy": "2.0.0", "transformers": "4.46.1", "attrs": "1"}
         GOOD,
         GOOD[:1],
         (host("a", NO_GPUS), host("b", NO_GPUS)),
+        tuple(host(name, {"data_paths": data("missing")}) for name in ("a", "b")),  # data-missing says it
         (GOOD[0], host("gpu-b", clock_ahead_s=6.0, clock_unsure_s=2.0)),  # it could not be measured well
         (host("gpu-b", clock_ahead_s=60.0), host("gpu-c", clock_unsure_s=1e6)),
         (*same(of_packages, "a", "c", "d", **USUAL), of_packages("e", **USUAL, pip="9")),  # pip trains nothing
@@ -129,13 +133,13 @@ def test_login_node_as_rank_0() -> None:
             ("error", ("a", "b")),
             ["`net/model.py` (missing) on b"],
         ),
-        (
+        *(
             (
-                *same(with_sources, *"abcde", **dict.fromkeys("pqrst", "1")),
-                *same(with_sources, *"wxyz", **dict.fromkeys("pqrst", "2")),
-            ),
-            ("error", tuple("wxyz")),
-            ["`net/r.py` and 2 more on y; and on 1 more host"],
+                (*same(with_sources, *"abcde", **dict.fromkeys("pqrst", "1")), *same(with_sources, *odd, **THEIRS)),
+                ("error", tuple(odd)),
+                [f"`net/r.py` and 2 more on y{more}"],
+            )
+            for odd, more in (("wxy", ""), ("wxyz", "; and on 1 more host"))
         ),
         (same(with_sources, "a", "b", model="1", here="2"), ("warning", ("a", "b")), [""]),  # not copied
     ],

@@ -44,7 +44,7 @@ FIRES = (
     too_many("`ddplaunch run 2x8 …`", launch=healthy_launch(16, topology=topology(16, nnodes=2))),
     too_many("`--gpus 0,1` leaves out 6 of 8 … name 4 GPUs", launch=healthy_launch(4, environment=CHOSEN)),
     no_gpu("no NVIDIA GPU … --device cpu", nvml=EMPTY),
-    no_gpu("libnvidia-ml.so.1", nvml=NO_NVML, nvidia=NO_NVIDIA),
+    no_gpu("libnvidia-ml.so.1", nvml=NO_NVML, nvidia=NO_NVIDIA, torch=Unavailable("not installed")),
     no_gpu("from the shell's environment hides all 8 GPUs … unset CUDA_VISIBLE_DEVICES", **showing("")),
     unknown("`8` … 1 GPU of 8 … `1,2` … DEVICES=0` … =0,8,1,2 from", launch=NO_LAUNCH, **showing("0,8,1,2")),
     unknown("`8`", launch=dataclasses.replace(FELL_BACK, environment=HIDDEN), **showing("8")),

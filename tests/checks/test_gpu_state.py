@@ -48,14 +48,17 @@ FIRES = (
     busy("all GPUs are in use; wait or free one", launch=1, nvml=healthy_nvml(BUSY.gpus[3])),
     busy("jupyter … 512 MiB", "warning", nvml=with_gpu(0, processes=(NOTEBOOK,))),
     busy("not visible from here (40 GiB)", nvml=with_gpu(2, memory_used_bytes=40 * GIB)),
-    busy("(40 GiB)", nvml=with_gpu(2, memory_used_bytes=40 * GIB, memory_total_bytes=Unavailable("not told"))),
+    *(
+        busy("(40 GiB)", nvml=with_gpu(2, memory_used_bytes=40 * GIB, memory_total_bytes=total))
+        for total in (Unavailable("not told"), 0)
+    ),
     exclusive("GPU 1 … prohibited … nvidia-smi -i 1 -c DEFAULT", nvml=with_gpu(1, compute_mode="prohibited")),
     exclusive("exclusive process … pid 4242", launch=NO_LAUNCH, nvml=alone(processes=(TRAINER,))),
     fires("gpu-lost", "GPU 7 of 8 does … GPU is lost … --gpus 0,1,2,3,4,5,6", nvml=LOST),
     fires("gpu-lost", "GPUs 0, 7 of 8 do not answer … `ddplaunch run 6 --gpus 1,2,3,4,5,6 …`", nvml=also(LOST, 7)),
     busy("`ddplaunch run 6 --gpus free:6 …`", nvml=dataclasses.replace(BUSY, gpus=(*BUSY.gpus[:7], LOST.gpus[7]))),
     fires("gpu-lost", "GPU 7", launch=4, nvml=LOST),
-    fires("gpu-ecc-errors", "GPU 4 … 3 uncorrectable … -i 4", "warning", nvml=with_gpu(4, ecc_uncorrected=3)),
+    fires("gpu-ecc-errors", "GPU 4 … 1 uncorrectable … -i 4", "warning", nvml=with_gpu(4, ecc_uncorrected=1)),
     pending("GPU 4 … --gpu-reset -i 4", "warning", nvml=with_gpu(4, remap_pending=True)),
     failed("GPU 4 … replaced", nvml=with_gpu(4, remap_failed=True)),
     recovery("GPU 6 … recovery action reset … --gpu-reset -i 6", nvml=with_gpu(6, recovery_action="reset")),

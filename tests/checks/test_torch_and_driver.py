@@ -126,8 +126,8 @@ SILENT = (
     silent("driver-too-old", "CPU build", nvml=OLD_DRIVER, torch=CPU_BUILD, torch_import=NOT_ASKED),
     silent("driver-library-mismatch", "asked for the CPU", launch=ON_CPU, nvidia=MISMATCH),
     *(
-        silent("driver-library-mismatch", "not loaded", nvidia=NvidiaFacts(*there, 0, "Driver Not Loaded"))
-        for there in ((0, None), (0, "550.90.07"), (8, None))  # the first in many container images
+        silent("driver-library-mismatch", "not loaded", nvidia=NvidiaFacts(pci_gpus, module, 0, "Driver Not Loaded"))
+        for pci_gpus, module in ((0, None), (0, "550.90.07"), (8, None))  # the first in many container images
     ),
     silent("driver-not-loaded", "it has made its files", nvidia=dataclasses.replace(NOT_LOADED, device_nodes=2)),
     silent("driver-not-loaded", "no GPU", nvidia=dataclasses.replace(NOT_LOADED, pci_gpus=0)),

@@ -9,6 +9,7 @@ import tty
 
 import pytest
 
+from ddplaunch.cli.hosts import hosts_console
 from ddplaunch.cli.hosts.hosts_console import HostsConsole
 from ddplaunch.cli.hosts.plan_hosts import AskedHosts, asked_for, once
 from ddplaunch.cli.hosts.run_on_hosts import notes_on
@@ -39,25 +40,30 @@ def test_a_terminal_gets_of_other_nodes_only_text_and_colours(prefixed: bool) ->
     hostile = b"\x1b[31m\x1b]0;title\x07\x1b[2J\xc2\x9b2Jx\n"
     master, slave = pty.openpty()
     tty.setraw(slave)
-    before = os.dup(1)
-    os.dup2(slave, 1)
+    before = os.dup(1), os.dup(2)
+    for descriptor in (1, 2):
+        os.dup2(slave, descriptor)
     try:
         console = HostsConsole(("a", "b"), prefixed=prefixed)
         for node in (0, 1):
             for byte in hostile:
                 console.show(node, "out", bytes([byte]))
+        console.show(0, "out", b"end")
         console.close()
     finally:
-        os.dup2(before, 1)
-        os.close(before)
-    shown = read_for(master, lambda data: data.count(b"\n") >= 2)
+        for descriptor, saved in zip((1, 2), before, strict=True):
+            os.dup2(saved, descriptor)
+    shown = read_for(master, lambda data: data.endswith(b"end\n"))
     harmless = b"\x1b[31mx\n" if prefixed else b"[b] \x1b[31mx\x1b[0m\n"
-    assert shown == (harmless * 2 if prefixed else hostile + harmless)
-    os.close(master)
-    os.close(slave)
+    assert shown == (harmless * 2 if prefixed else hostile + harmless) + b"end\n"
+    for descriptor in (master, slave, *before):
+        os.close(descriptor)
 
 
-def test_a_console_that_stands_still_holds_nobody_up() -> None:
+def test_a_console_that_stands_still_holds_nobody_up(
+    capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosts_console, "_WAITING", 32 * 65536)
     reading, writing = os.pipe()
     before = os.dup(1)
     os.dup2(writing, 1)
@@ -72,7 +78,8 @@ def test_a_console_that_stands_still_holds_nobody_up() -> None:
         shown.start()
         shown.join(60)
         assert not shown.is_alive()
-        left = 64 * 65536
+        dropped = console._dropped
+        left = 64 * 65536 - dropped
         while left:
             left -= len(os.read(reading, 65536))
         console.close()
@@ -80,6 +87,7 @@ def test_a_console_that_stands_still_holds_nobody_up() -> None:
         os.dup2(before, 1)
         for descriptor in (before, reading, writing):
             os.close(descriptor)
+    assert dropped >= 30 * 65536 and b"ddplaunch: %d bytes were not shown" % dropped in capfdbinary.readouterr().err
 
 
 def finding(what: str, *where: str) -> Finding:

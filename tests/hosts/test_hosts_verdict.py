@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.cli.hosts.hosts_verdict import EndedLaunch
-from ddplaunch.explain.diagnosis import Diagnosis
+from ddplaunch.cli.hosts.hosts_verdict import EndedLaunch, most_telling
+from ddplaunch.explain.diagnosis import Diagnosis, Evidence, Explanation
 from ddplaunch.hosts.session.start_hosts import HostEnd
 from ddplaunch.records import outcome as outcomes_of
 from ddplaunch.records.hosts_record import merged_attempts, without_skew, write_for_all
@@ -109,6 +109,30 @@ def test_what_a_host_knew_counts_where_the_logs_only_show_a_signal(
     assert found.exit_status == 137
 
 
+ELSEWHERE, IN_A_LOG = Evidence("dmesg", 0, "oom-kill"), Evidence("rank-0.err", 3, "Killed")
+
+
+def explained(code: str, *evidence: Evidence) -> Explanation:
+    return Explanation(Diagnosis(code, "likely", "", "", (), evidence=evidence))
+
+
+@pytest.mark.parametrize(
+    ("from_logs", "of_nodes", "chosen"),
+    [
+        (explained("script-exception"), [explained("host-out-of-memory")], "logs"),
+        (Explanation(None), [explained("host-out-of-memory")], "logs"),
+        (explained("killed"), [None, Explanation(None), explained("killed", IN_A_LOG)], "logs"),
+        (explained("killed"), [explained("unknown", ELSEWHERE)], "logs"),
+        (explained("killed"), [explained("killed", IN_A_LOG), explained("killed", IN_A_LOG, ELSEWHERE)], 1),
+        (explained("killed"), [explained("killed", ELSEWHERE), explained("host-out-of-memory", IN_A_LOG)], 1),
+    ],
+)
+def test_a_node_is_believed_where_the_logs_are_vague_and_it_knows_more(
+    from_logs: Explanation, of_nodes: list[Explanation | None], chosen: int | str
+) -> None:
+    assert most_telling(from_logs, of_nodes) is (of_nodes[chosen] if isinstance(chosen, int) else from_logs)
+
+
 def test_interrupted(tmp_path: Path) -> None:
     outcomes = {node: outcome(node, "terminated", rank(node, T, None, "SIGINT", "launcher")) for node in (0, 1)}
     ends = [HostEnd(0, "a", 130, told=2), HostEnd(1, "b", 130, told=2)]
@@ -117,7 +141,7 @@ def test_interrupted(tmp_path: Path) -> None:
 
 
 def test_how_a_host_without_a_record_ended_and_times_by_one_clock(tmp_path: Path) -> None:
-    for status, how in ((5, "with status 5"), (128, "with status 128"), (137, "by SIGKILL")):
+    for status, how in ((5, "with status 5"), (128, "with status 128"), (129, "by SIGHUP")):
         found = verdict(tmp_path, [HostEnd(0, "a", 0), HostEnd(1, "b", status)], {})
         assert found.diagnosis is not None and f"on b ended {how}" in found.diagnosis.what
     moved = without_skew(outcome(1, "failed", rank(1, T + 5, 1)), 60.0)
