@@ -262,7 +262,7 @@ def option_given_twice(script: ScriptReport, launch: Launch) -> Iterator[Finding
     the plan: others may collect values on purpose. Remedy: keep one.
     """
     for option in script.options:
-        if option.meaning is None or not option.takes_value or launch.target is None:
+        if option.meaning is None or launch.target is None:
             continue
         values = given(launch.target.args, option, script.options)
         if not all(is_same_value(values[0], value) for value in values):

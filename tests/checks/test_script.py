@@ -162,7 +162,12 @@ TAGGED = healthy_script(options=(*healthy_script().options, DeclaredOption(("--t
 GIVEN_TWICE = "option-given-twice"
 WITH_LR = healthy_script(options=(DeclaredOption(("--lr",), HERE, meaning="lr"),))
 TWICE = (
-    fires(GIVEN_TWICE, "32 and 64 … py:31", launch=given("--batch-size 32 --batch-size=64"), script=TAGGED),
+    fires(
+        GIVEN_TWICE,
+        "32 and 64 … last one, 64 … size 64` … py:31",
+        launch=given("--batch-size 32 --batch-size=64"),
+        script=TAGGED,
+    ),
     *(
         silent(GIVEN_TWICE, launch=given(args), script=TAGGED)
         for args in ("--batch-size 32 --batch-size=32", "--batch-size 32 -- --batch-size 6", "--tag a --tag b")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from ddplaunch.machine.processes.run_processes import runs_in
 from ddplaunch.planning.flag import DeviceWord
 from ddplaunch.planning.options import Options
 from ddplaunch.values.resolved import Resolved, Source
+from ddplaunch.values.variable_names import TRIAL
 from tests.cli.cli_calls import NO_COMPILER, Call
 
 
@@ -95,7 +98,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def trial(processes: int = 2, timeout_s: float = 120, **more: Any) -> Trial:
+def trial(processes: int = 2, timeout_s: float = 120, in_place: bool = False, **more: Any) -> Trial:
     flag = Source("flag", "--device")
     device: Resolved[DeviceWord] = Resolved("cpu", flag)
     measure = Measure(steps=100, seconds=None, timeout_s=timeout_s)
@@ -108,11 +111,58 @@ def trial(processes: int = 2, timeout_s: float = 120, **more: Any) -> Trial:
     def series() -> Generator[Change, Trial, None]:
         results.append((yield change))
 
-    assert Trials("scale", first, TypedLaunch({}, script), measure, in_place=False).run_all(series()) is False
+    interrupted = Trials("scale", first, TypedLaunch({}, script), measure, in_place=in_place).run_all(series())
     (result,) = results
+    assert interrupted is (result.ending == "interrupted")
     assert not [run for run in runs_in(process_table()) if run.run_id == result.run_id], "nothing is left"
     assert (result.problem is None) is bool(result.measured.ranks)
     return result
+
+
+#: What a launch does, in short: it writes ``steps`` into its record, or the facts of a rank without any.
+CHILD = """
+import json, os, pathlib, signal, sys, time
+def steps(number, **facts):
+    attempt = pathlib.Path(sys.argv[1], "node-0", "attempt-0")
+    attempt.mkdir(parents=True)
+    lines = [[step, 1e9 + step, 1, *[1e5] * 6, 8, 1 << 20, None] for step in range(1, number + 1)]
+    (attempt / "rank-0.phases.jsonl").write_text("".join(json.dumps(line) + "\\n" for line in (facts, *lines)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("does", "ending", "code", "says"),
+    [
+        ("steps(200); time.sleep(60)", "measured", "", ""),
+        ("steps(6)", "ended", "trial-ended-early", "ended after 6 steps, too few … or `--steps 5`"),
+        ("", "ended", "trial-ended-early", "ended after 0 steps … `ddplaunch.step(samples=…)`"),
+        ("steps(6); sys.exit(4)", "failed", "trial-failed", "failed after 6 steps … nothing in its output … explain"),
+        ("sys.exit(4)", "refused", "trial-refused", "the launch is refused … `ddplaunch plan 1 … -- train.py`"),
+        ("sys.exit(2)", "refused", "trial-refused", "the launch is refused"),
+        ("sys.exit(1)", "failed", "trial-failed", "failed after 0 steps"),
+        ("steps(0, empty_epochs=16); time.sleep(60)", "timed-out", "trial-without-samples", "`drop_last=True`"),
+        ("time.sleep(60)", "timed-out", "trial-without-steps", "0 steps in … `--timeout 30m` waits longer"),
+        ("os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)", "interrupted", "trial-interrupted", "after 0 steps"),
+    ],
+)
+def test_how_a_trial_ends(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, does: str, ending: str, code: str, says: str
+) -> None:
+    started: list[list[str]] = []
+
+    def start(words: list[str], report: Path, *, inside: list[str]) -> subprocess.Popen[bytes]:
+        started.append(words)
+        record = Path(words[words.index("--run-dir") + 1], "runs", words[words.index("--run-id") + 1])
+        return subprocess.Popen([*inside, sys.executable, "-SE", "-c", CHILD + does, str(record)])
+
+    monkeypatch.setattr("ddplaunch.cli.trials.trial.start_run", start)
+    over = trial(1, timeout_s=2 if code == "trial-without-steps" else 60, in_place=True)
+    assert over.ending == ending and (over.problem.code if over.problem else "") == code
+    told = "" if over.problem is None else f"{over.problem.what} {over.problem.why} {over.problem.fix}"
+    assert all(part in told for part in says.split(" … ")), told
+    ((*words, script),) = started
+    assert words[:3] == ["run", "1x1", "--run-id"] and words[4] == "--phases" and script == "train.py"
+    assert f"{TRIAL}={words[3].replace('.', '/')}" in words and "--timeout" not in words and "--start" in words
 
 
 @pytest.mark.slow
@@ -121,8 +171,6 @@ def test_what_keeps_a_trial_from_being_measured(folder: Path) -> None:
     assert late.ending == "failed" and late.measured.steps >= 20 and late.problem is not None
     assert late.diagnosis is not None and late.diagnosis.code == "script-exception" and late.measured.ranks == ()
     assert late.problem.code == "trial-failed" and "only root can rename a folder" in late.problem.why
-    (folder / "train.py").write_text("import time\ntime.sleep(600)\n")
-    assert trial(processes=1, timeout_s=6).ending == "timed-out"
     refused = trial(data=(Resolved("/no/such/data", Source("flag", "--data")),))
     assert refused.ending == "refused"
     assert "data-missing" in [each.code for each in refused.findings]
