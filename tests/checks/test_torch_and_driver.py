@@ -38,7 +38,10 @@ DOCKER = HostFacts("c0ffee", ("172.17.0.2",), "6.8.0", "docker", "root")
 ON_CUDA = healthy_launch(device=Resolved("cuda", FLAG))
 OLD_DRIVER = healthy_nvml(driver_version="470.57.02", cuda_driver_version=(11, 4))
 NO_CUDA = healthy_torch_import(cuda_available=False, cuda_error="CUDA unknown error", device_count=0)
-NO_FABRIC = dataclasses.replace(NO_CUDA, cuda_error="Error 802")
+REMEDIES = {
+    "nvidia-fabricmanager": ("Error 802", "system not yet initialized"),
+    "update the NVIDIA driver": ("driver version is insufficient", "your driver is too old"),
+}
 UNKNOWN_ERROR = dataclasses.replace(MISMATCH, nvml_error="Unknown Error")
 NO_NCCL = healthy_torch_import(nccl_available=False)
 NOWHERE = Unavailable("torch is not here")
@@ -87,7 +90,11 @@ FIRES = (
     fires("gpu-arch-not-in-wheel", "RTX 5090 … sm_120 … sm_80 sm_90 … GPU 5", nvml=NEW, torch_import=OF_2020),
     fires("gpu-arch-not-in-wheel", "sm_35 … sm_37 … GPU 0 … GPU 1", launch=NO_LAUNCH, nvml=OLD),
     unavailable("8 GPUs … CUDA unknown error … nvidia_uvm", torch_import=NO_CUDA),
-    unavailable("802 … nvidia-fabricmanager", launch=NO_LAUNCH, torch_import=NO_FABRIC),
+    *(
+        unavailable(f"{reason} … {fix}", torch_import=dataclasses.replace(NO_CUDA, cuda_error=reason))
+        for fix, reasons in REMEDIES.items()
+        for reason in reasons
+    ),
     fires("driver-too-old", "470.57.02 … 11.4 … 12.8 … 525.60.13", nvml=OLD_DRIVER, torch_import=NOT_ASKED),
     fires("driver-too-old", "580", torch=healthy_torch(cuda="13.0"), torch_import=NOT_ASKED),
     mismatch("550.90.07", nvidia=MISMATCH, nvml=NO_NVML),
