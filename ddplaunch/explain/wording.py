@@ -63,7 +63,7 @@ def worded(cause: RootCause) -> Diagnosis:
     raised = cause.candidate.raised if cause.candidate and cause.speaks else None
     if cause.candidate and raised:
         raised = replace(raised, notes=notes_below(cause.candidate.line, scanned))
-        if scanned.just_ended and (missing := _MISSING.search(raised.message)):
+        if facts.just_ended and (missing := _MISSING.search(raised.message)):
             concrete = (*_beside(Path(missing[1])), *concrete)
     if cause.code == "gpu-fault" and (reported := xid(facts)):
         words = words._replace(why=f"{reported}; {words.why}")

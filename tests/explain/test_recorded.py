@@ -398,14 +398,14 @@ def test_the_exits_of_a_record_stand_in_for_those_that_a_launcher_printed_of_its
     scanned = scan(lines_of(failed(1, 0, 10) + summary((5, 1, 9), (1, 1, 8))))
     assert of_record.with_facts(scanned, RunFacts()) is scanned
     ends = (told(0), ended(1, "SIGKILL"), ended(2, 0), ended(3, 3))
-    known = of_record.with_facts(scanned, RunFacts(ranks=ends, just_ended=True))
+    known = of_record.with_facts(scanned, RunFacts(ranks=ends))
     assert [(each.rank, each.code, each.by_agent, each.seen) for each in known.exits] == [
         (0, -15, True, True),
         (1, -9, False, True),
         (3, 3, False, True),
         (5, 1, False, False),
     ]
-    assert known.just_ended and min(each.line.at for each in known.exits[:3]) > scanned.lines[-1].at
+    assert min(each.line.at for each in known.exits[:3]) > scanned.lines[-1].at
     assert known.exits[2].line.text == "rank 3 ended with exit code 3"
     all_hosts = replace(ended(7, 1), host="node-7")
     assert {each.rank for each in of_record.with_facts(scanned, RunFacts(ranks=(*ends, all_hosts))).exits} == {

@@ -320,7 +320,8 @@ def _of_failure(case: Case) -> RootCause:
         rank = None  # it is either rank's fault, or comes from outside
     else:
         rank = _rank_of(best, case)
-    dumped = () if best.calls else dumped_calls(scanned.lines[best.line.at - scanned.lines[0].at :], scanned.just_ended)
+    below = scanned.lines[best.line.at - scanned.lines[0].at :]
+    dumped = () if best.calls else dumped_calls(below, case.facts.just_ended)
     return RootCause(code, case, rank, best.speaker.host, best, mismatched=pair, dumped=dumped)
 
 
@@ -332,7 +333,7 @@ def _of_exit(ended: BareExit, case: Case) -> RootCause:
         alike -= case.complaining  # those ended because of this rank
     rank = recorded.exit_rank(ended.exit, scanned) if len(alike) <= 1 else None
     first = scanned.lines[0].at if scanned.lines else 0
-    own_calls = (dumped_calls(scanned.lines[line.at - first :], scanned.just_ended) for line in ended.said)
+    own_calls = (dumped_calls(scanned.lines[line.at - first :], case.facts.just_ended) for line in ended.said)
     dumped = next(filter(None, own_calls), ())
     return RootCause(code_with_words(ended), case, rank, ended.exit.host, ended=ended, dumped=dumped)
 

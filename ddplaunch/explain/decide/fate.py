@@ -167,20 +167,16 @@ def _of_traceback(traceback: Traceback, by_line: dict[int, list[Hit]]) -> Failur
 
 
 def _hits_in(part: ChainedException, by_line: dict[int, list[Hit]]) -> Iterator[Hit]:
-    """Yield the signatures that match an exception's message, then those that match the calls in its traceback."""
+    """Yield the signatures that match an exception's message, then those that match the calls in its traceback.
+
+    Lines of source do not count: they raise what the message says, or quote it.
+    """
     who = part.line.speaker
     for at in range(part.line.at, part.first - 1, -1):
         for hit in by_line.get(at, ()):
-            if hit.line.speaker == who and not (hit.quoted if at == part.line.at else _in_source(hit)):
+            counts = not hit.quoted if at == part.line.at else hit.line.text.lstrip().startswith('File "')
+            if hit.line.speaker == who and counts:
                 yield hit
-
-
-def _in_source(hit: Hit) -> bool:
-    """Return whether a source line in a traceback raises the text that the signature matches, or only quotes it."""
-    text = hit.line.text.lstrip()
-    text_before = text.partition(hit.groups["line"])[0]
-    is_source = not text.startswith('File "')
-    return is_source and (text.startswith(("raise ", "#")) or any(text_before.count(quote) % 2 for quote in "'\""))
 
 
 def _of_exception(traceback: Traceback) -> Failure | None:
@@ -278,13 +274,8 @@ def _of_others(failure: Failure) -> bool:
     return failure.signature.kind == "by-others" or _VOICES.search(failure.line.text) is not None
 
 
-def _caught(failure: Failure) -> bool:
-    """Return whether a program reports an exception in its own words."""
-    return failure.raised is None and not _of_others(failure) and _CAUGHT.match(failure.line.text) is not None
-
-
 def announced_and_passed_over(case: Case) -> Holds:
-    """The program said that it continues, or named an exception, and printed more before anything else failed."""
+    """The program said that it continues, and printed more before anything else failed."""
     lines = [failure.line for failure in case.failures if not failure.logged] + [hit.line for hit in case.echoes]
     bad = sorted(line.at for line in (*lines, *(end.line for end in case.scanned.exits)))
 
@@ -292,9 +283,7 @@ def announced_and_passed_over(case: Case) -> Holds:
         place = bisect.bisect_right(bad, failure.line.at)
         until = bad[place] if place < len(bad) else case.scanned.lines[-1].at + 1
         bare_words = failure.bare and not failure.is_known and failure.speaker.rank is None
-        return (failure.logged or bare_words or _caught(failure)) and case.work.said_between(
-            failure.line, until
-        ) >= GOES_ON
+        return (failure.logged or bare_words) and case.work.said_between(failure.line, until) >= GOES_ON
 
     return holds
 
@@ -304,12 +293,11 @@ def work_went_on(case: Case) -> Holds:
     is_done = not case.failed and said_done(case.scanned.lines, 30, once=True)
 
     def holds(failure: Failure) -> bool:
-        resumed = failure.code in OUTSIDE and case.work.began_again(failure.line)
         beside_the_work = failure.side or _WARNED.search(failure.line.text) is not None
         return (
             (is_done and beside_the_work and failure.code not in OUTSIDE)
             or (failure.quoted and failure.raised is None and len(case.scanned.lines) > 1)
-            or case.survived(failure.line, not failure.logged, failure.logged or resumed)
+            or case.survived(failure.line, not failure.logged, failure.logged)
         )
 
     return (lambda failure: False) if case.failed else holds

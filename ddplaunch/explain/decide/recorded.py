@@ -31,7 +31,7 @@ def with_facts(scanned: Scanned, facts: RunFacts) -> Scanned:
     ranks, hosts = {end.rank for end in facts.ranks}, {end.host for end in facts.ranks}
     other_exits = [each for each in scanned.exits if each.rank is not None and each.rank not in ranks]
     exits = [each for each in exits if each.code] + [each for each in other_exits if each.host not in hosts]
-    return replace(scanned, exits=tuple(exits), just_ended=facts.just_ended)
+    return replace(scanned, exits=tuple(exits))
 
 
 def _exit(end: RankEnd, at: int) -> RankExit:

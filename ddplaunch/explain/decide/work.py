@@ -6,7 +6,6 @@ import bisect
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from itertools import islice, takewhile
 
 from ddplaunch.explain.diagnosis import RunFacts
@@ -17,7 +16,7 @@ from ddplaunch.explain.read.trailer import closes_badly
 from ddplaunch.explain.signatures import patterns, say
 from ddplaunch.values.finding import Finding, warning
 
-_DONE, _PASSED, PROGRESS, _STEP, CHATTER, _DUMPED, COUNT, _COUNTS, _PART, _AGAIN, _OVER = patterns("work")
+_DONE, _PASSED, PROGRESS, _STEP, CHATTER, _DUMPED, COUNT, _COUNTS, _PART, _OVER = patterns("work")
 #: Codes of lines that launchers and services print only if the work failed.
 _SUMS_UP = frozenset(("launcher-summary", "told-elsewhere", "nccl-watchdog-abort"))
 #: A printed loss of the training, not of a validation.
@@ -40,10 +39,9 @@ def ended_well(lines: Sequence[Line], echoes: bool) -> bool:
 def unfinished_report(scanned: Scanned, work: Work) -> Line | None:
     """Return the line that reports a failure missing from the log, if no work followed it; otherwise None.
 
-    A traceback is cut off, the program's own hook for uncaught exceptions failed, or the last line reports a failure.
+    A traceback is cut off, or the last line reports a failure.
     """
-    hooks = [line for line in scanned.lines if line.text.startswith("Error in sys.excepthook")]
-    cut = [line for line in (*hooks, *scanned.cut) if not work.went_on(line, uncaught=True)]
+    cut = [line for line in scanned.cut if not work.went_on(line, uncaught=True)]
     lines = [line for line in _last(scanned.lines) if line.text[0] != "#"]
     is_over = any(_OVER.search(line.text) for line in lines[-_ENDS:])
     known_places = {hit.line.at for hit in scanned.hits} | {
@@ -113,7 +111,7 @@ def says_failed(scanned: Scanned, work: Work, facts: RunFacts) -> bool:
     ):
         return False
     # after an exit, the launcher may have started the ranks again, and they got further
-    at_exits = (end.table or not work.went_on(end.line, not work.began_again(end.line)) for end in own_exits)
+    at_exits = (end.table or not work.went_on(end.line, uncaught=True) for end in own_exits)
     if scanned.summary is not None or any(at_exits):
         return True
     summed_up = (hit.line for hit in scanned.hits if hit.signature.code in _SUMS_UP and not hit.quoted)
@@ -196,11 +194,6 @@ class _File:
         self._steps_seen |= {" ".join(_STEP.findall(line.text))} - {""}
         self._steps.append(len(self._steps_seen))
 
-    @cached_property
-    def again(self) -> int:
-        """The position of the last line that says that the work was resumed, or -1."""
-        return next((line.at for line in reversed(self.lines) if _AGAIN.search(line.text) and _counts(line)), -1)
-
 
 class Work:
     """How each file continues after a line; read once, because a log may have thousands of failures."""
@@ -223,8 +216,7 @@ class Work:
             return True
         if lines_after < 1 + uncaught:
             return False
-        begun = steps > 0 or (progress > 0 and self.began_again(line))
-        is_over = file.done < lines_after and (begun or not uncaught)
+        is_over = file.done < lines_after and (steps > 0 or not uncaught)
         return is_over or steps >= 2 or progress >= (1 if announced else 4)
 
     def reported_after(self, line: Line) -> tuple[int, int]:
@@ -236,7 +228,3 @@ class Work:
         own_lines = self._files[line.file].lines
         begin, end = (bisect.bisect_left(own_lines, at, key=lambda other: other.at) for at in (line.at + 1, until))
         return len(list(islice(filter(_counts, map(own_lines.__getitem__, range(begin, end))), GOES_ON)))
-
-    def began_again(self, line: Line) -> bool:
-        """Return whether a line after ``line`` says that the work was resumed."""
-        return self._files[line.file].again > line.at

@@ -15,7 +15,7 @@ from ddplaunch.explain.read.trailer import RankExit, Trailer
 from ddplaunch.explain.signatures import Signature, Tier, all_signatures, patterns
 from ddplaunch.values.frozen import dataclass
 
-_OPENED, _LISTS, _COMMENT, _GOES_ON = patterns("scan")
+_OPENED, _LISTS, _GOES_ON = patterns("scan")
 #: Echoes that contradict causes; the others only say that something failed.
 _SPEAK = frozenset(("step-ended", "store-lost"))
 _NOTES = 6  # lines below an exception; if more follow, they are not part of it
@@ -126,7 +126,7 @@ class Scanned:
     """All lines that were read, and what was found in them.
 
     ``summary`` is the first line of torchrun's; ``cut`` are the first lines of tracebacks whose exception is missing.
-    ``just_ended``: the files that stacks name are still as the ranks saw them. ``hosts`` are those named by lines.
+    ``hosts`` are those named by lines.
     """
 
     lines: tuple[Line, ...]
@@ -135,7 +135,6 @@ class Scanned:
     exits: tuple[RankExit, ...]
     summary: Line | None
     cut: tuple[Line, ...] = ()
-    just_ended: bool = False
     hosts: frozenset[str] = frozenset()
 
 
@@ -154,8 +153,7 @@ def scan(lines: Iterable[Line]) -> Scanned:
         line = trailer.feed(line)
         kept_lines.append(line)
         tracebacks.feed(line)
-        if line.text and not _COMMENT.match(line.text):
-            hits.extend(find.hits(line))
+        hits.extend(find.hits(line))
     tracebacks_found = tuple(tracebacks.finish())
     for part in (part for one_traceback in tracebacks_found for part in one_traceback.parts):
         shown = f"{part.raised.type}: {part.raised.message}"

@@ -14,7 +14,7 @@ from ddplaunch.explain.signatures import patterns
 from ddplaunch.values.frozen import dataclass
 
 _HEADER, _FRAME, _RAISED, _GROUP, _GROUPED, _IMPORTS, _FROM_RAY, _SPAWNED = patterns("frames")
-_DOES_WITHOUT, _SKIPS, _IGNORED, _THREAD, _LAUNCHER, _SPAWNER, _LAUNCHES = patterns("tracebacks")
+_DOES_WITHOUT, _SKIPS, _IGNORED, _THREAD, _LAUNCHER, _SPAWNER = patterns("tracebacks")
 _CHAINED = {
     "During handling of the above exception, another exception occurred": "during",
     "The above exception was the direct cause of the following exception": "cause",
@@ -220,12 +220,12 @@ class Tracebacks:
         if match and (state.frames or names_exception(text)):
             self._raised(line, match, state)
             return
-        if _SPAWNED.match(text):
+        if (
+            _SPAWNED.match(text)
+            or line.at - state.seen > _FOREIGN
+            or (state.parts and line.at - state.seen > 2 and not waiting)
+        ):
             self._close(line.speaker, state)
-        elif line.at - state.seen > _FOREIGN or (state.parts and line.at - state.seen > 2 and not waiting):
-            self._close(line.speaker, state)
-            if names_exception(text):
-                self._bare(line, text)
 
     def _raised(self, line: Line, match: re.Match[str], state: _Open) -> None:
         raised = Raised(match[1], (match[2] or "").strip(), own_frame(state.frames))
@@ -254,9 +254,6 @@ class Tracebacks:
         )
         launcher = any(_LAUNCHER.search(frame.file) for part in state.parts for frame in part.frames)
         last = state.parts[-1].raised
-        launcher |= (
-            who.rank is None and last.type.endswith("CalledProcessError") and bool(_LAUNCHES.search(last.message))
-        )
         launcher |= last.type == "Exception" and bool(_SPAWNER.match(last.message))
         parts, speaker = tuple(state.parts), state.speaker or who
         files = [frame.file for frame in parts[-1].frames]
