@@ -109,8 +109,8 @@ def test_lines_of_others_inside_a_chain_do_not_end_it_and_below_it_they_do() -> 
     words = "".join(f"words of another {number}\n" for number in range(12))
     (chain,) = tracebacks("".join([begun, during, *frames, words, error]))
     assert [part.raised.message for part in chain.parts] == ["disk", "late"] and chain.parts[1].link == "during"
-    for below in (words, "KeyError: 'a'\n"):
-        assert [each.bare for each in tracebacks(begun + below)] == [False]
+    for below, bare in ((words, [False]), ("a\nb\nKeyError: 'a'\n", [False, True]), ("KeyError: 'a'\n", [False])):
+        assert [each.bare for each in tracebacks(begun + below)] == bare
 
 
 def test_what_launchers_raise_is_marked() -> None:

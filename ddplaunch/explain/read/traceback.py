@@ -220,12 +220,10 @@ class Tracebacks:
         if match and (state.frames or names_exception(text)):
             self._raised(line, match, state)
             return
-        if (
-            _SPAWNED.match(text)
-            or line.at - state.seen > _FOREIGN
-            or (state.parts and line.at - state.seen > 2 and not waiting)
-        ):
+        if line.at - state.seen > _FOREIGN or (state.parts and line.at - state.seen > 2 and not waiting):
             self._close(line.speaker, state)
+            if names_exception(text):
+                self._bare(line, text)
 
     def _raised(self, line: Line, match: re.Match[str], state: _Open) -> None:
         raised = Raised(match[1], (match[2] or "").strip(), own_frame(state.frames))
