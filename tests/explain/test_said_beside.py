@@ -24,7 +24,7 @@ def test_notes_are_part_of_the_exception() -> None:
 
 
 def test_what_follows_and_is_no_part_of_it_is_none() -> None:
-    for below in ("INFO trainer: closing the files\n", "Exception ignored in: <function x>\n", "a line\n" * 20):
+    for below in ("INFO trainer: closing the files\n", "Exception ignored in: <function x>\n", "a line\n" * 7):
         found = recorded((NOTED + below, ended(1, 1)), ("", told(0)))
         assert found.exception is not None and found.exception.notes == ()
     found = diagnosed(NOTED + "the words of nobody knows whom\n")

@@ -54,6 +54,7 @@ def test_other_lines_support_a_signature_or_contradict_it(
     ("text", "quoted"),
     [
         ('log: "{}', True),
+        ('"a" and then: "{}', True),
         ('"{}', False),
         ('"a": {}', False),
         ('{{"message": "{}', False),

@@ -25,6 +25,8 @@ def exits(text: str) -> list[RankExit]:
 def test_the_first_failure_gets_its_rank_from_the_summary_by_pid() -> None:
     found = exits(failed(1, 1, 77) + summary((5, 1, 77)))
     assert {(each.rank, each.code, each.host) for each in found} == {(5, 1, "node-7")}
+    elsewhere = exits(f"[pod/w-1/x] {failed(1, 1, 77)}" + summary((5, 1, 77)))
+    assert [(each.rank, each.host) for each in elsewhere] == [(5, "w-1"), (5, "node-7")]
 
 
 def test_what_the_agent_ended_is_marked() -> None:
@@ -58,11 +60,11 @@ def test_tracebacks_in_the_summary_belong_to_their_rank() -> None:
 
 
 def test_a_summary_without_a_host_is_of_the_one_that_its_lines_name() -> None:
-    text = summary((3, 1, 50)).replace("node-7", "") + "loss 3\nthe job has FAILED\nother.py FAILED\n"
+    text = "the job has FAILED\n" + summary((3, 1, 50)).replace("node-7", "") + "loss 3\nother.py FAILED\n"
     trailer = Trailer()
     told = [trailer.feed(line) for line in lines_of(text.replace("\n", "\n[pod/worker-1/pytorch] "))]
     assert [(each.rank, each.host) for each in trailer.finish()] == [(3, "worker-1")]
-    assert told[-4].speaker.rank is None, "an entry ends with its rule"
+    assert told[-3].speaker.rank is None, "an entry ends with its rule"
     assert trailer.failed_summary is not None and trailer.failed_summary.text == "train.py FAILED"
 
 

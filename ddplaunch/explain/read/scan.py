@@ -91,10 +91,10 @@ def _in_context(hits: Sequence[Hit], lines: Sequence[Line]) -> Iterator[Hit]:
         if (key := id(signature)) not in elsewhere:
             twice = all(_stands_twice(expression, lines) for expression in signature.log_twice)
             elsewhere[key] = _said_elsewhere(signature.log_with, lines) if twice else None
-        if signature.log_unless and (key, who) not in contradicted:
+        if (key, who) not in contradicted:
             own_lines = spoken.get(who, ())
             contradicted[key, who] = any(_first_match(expression, own_lines) for expression in signature.log_unless)
-        if (groups := elsewhere[key]) is not None and not contradicted.get((key, who)):
+        if (groups := elsewhere[key]) is not None and not contradicted[key, who]:
             yield hit._replace(groups=groups | hit.groups)
 
 

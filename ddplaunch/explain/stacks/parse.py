@@ -184,7 +184,7 @@ def _call(inner: Sequence[Frame], kind: Kind) -> str:
     if kind == "collective":
         calls = [frame.name for frame in inner if is_collective(frame)]
         return calls[-1] if calls else "DDP's forward"
-    if inner and inner[-1].file.startswith("<frozen importlib"):
+    if inner[-1].file.startswith("<frozen importlib"):
         return "import"
     for frame in reversed(inner):
         name = frame.name
