@@ -14,10 +14,13 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.hosts.local.stop_run import Stopped, stop_run
+from ddplaunch.hosts.json_lines import GREETING
+from ddplaunch.hosts.local.stop_run import HostStopped, Stopped, ask_hosts, stop_resident, stop_run
+from ddplaunch.hosts.session.each_host import EachHost
 from ddplaunch.machine.processes.process_table import Process, process_table, read_process
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
 from ddplaunch.machine.processes.stop_processes import is_same, send_signal, wait_gone
+from ddplaunch.records.launchers import Launched, Place
 from ddplaunch.ui.stop_view import begin_text, stop_findings, stopped_text
 from tests.agent.guarded import runs
 from tests.cli.cli_calls import Call
@@ -125,6 +128,35 @@ def test_ranks_without_their_launcher_are_asked_themselves(start_run: StartRun, 
     said = call("stop", run.run_id)
     assert said.status == 0 and "torchrun is gone; SIGTERM to ranks 0, 1" in said.err
     assert not any(runs(pid) for pid in run.rank_pids)
+
+
+@pytest.mark.parametrize("own_grace_s", [30.0, 0.1])
+def test_the_launcher_of_hosts_kills_when_this_grace_is_over_or_is_killed(
+    monkeypatch: pytest.MonkeyPatch, own_grace_s: float
+) -> None:
+    monkeypatch.setattr("ddplaunch.hosts.local.stop_run._RESIDENT_S", 60.0 if own_grace_s == 30 else 0.1)
+    program = "trap '' TERM; trap 'exit 0' INT; echo up; while :; do sleep 0.05; done"
+    with subprocess.Popen(["sh", "-c", program], stdout=subprocess.PIPE) as started:
+        assert started.stdout is not None and started.stdout.readline() == b"up\n"
+        launcher = seen(started.pid)
+        run = RunProcesses("r", launcher.uid, (launcher,))
+        stopped = stop_resident(run, launcher, 0.1, own_grace_s)
+        assert (stopped.ended, stopped.killed) == (((launcher,), ()) if own_grace_s == 30 else ((), (launcher,)))
+        assert stopped.remaining == stopped.denied == () and started.wait(60) == (0 if own_grace_s == 30 else -9)
+
+
+def test_hosts_tell_how_their_part_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ended = json.dumps({"ended": [{"pid": 7, "by": "itself"}], "remaining": [{"pid": 8}]})
+    answers = f"printf '\\0{GREETING[1:-1].decode()}\\n'; read order; echo '{ended}'"
+    monkeypatch.setattr(
+        EachHost,
+        "_start",
+        lambda self, name: self._links.open(name, ["bash", "-c", answers if name == "a" else "exit 9"]),
+    )
+    places = tuple(Place(node, name, "python", "/runs/r") for node, name in enumerate("ab"))
+    first, second = ask_hosts(Launched("r", tmp_path, "here", "boot", 1, 1, places), 1.0)
+    assert first == HostStopped("a", ({"pid": 7, "by": "itself"},), ({"pid": 8},))
+    assert second.host == "b" and second.problem is not None and second.problem.code == "host-session-failed"
 
 
 def one(run_id: str, uid: int = 7, pid: int = 10) -> RunProcesses:

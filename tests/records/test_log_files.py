@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.cli.commands.while_it_runs.logs import is_over, parse_ranks
+from ddplaunch.records.explain_sources import named_files, recorded_run
 from ddplaunch.records.log_files import LogFile, blocks, follow_logs, log_files, part_of, stamp_s
 from ddplaunch.ui.logs_view import Lines, prefix_of
 from ddplaunch.ui.terminal import Terminal
@@ -289,3 +290,22 @@ def test_parts_of_files_that_are_gone(tmp_path: Path) -> None:
     file.path.unlink()
     assert list(blocks([part])) == [] and part_of(file, 5).end == 0
     assert log_files(directory / "nothing") == []
+
+
+def test_logs_of_a_folder_have_the_ranks_of_their_names(folder: Path) -> None:
+    for name in ("rank-3.err", "5/stdout.log", "host/stderr.log", "a.txt", "notes.md"):
+        (folder / "logs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "logs" / name).write_text("x\n")
+    (folder / "logs" / "folder.log").mkdir()
+    found = {Path(source.name).name: source.rank for source in named_files(["logs"]).sources}
+    assert found == {"rank-3.err": 3, "stdout.log": 5, "stderr.log": None, "a.txt": None}
+
+
+def test_the_facts_of_a_run_are_those_of_its_record_and_of_how_it_ended(run: Path) -> None:
+    facts = recorded_run(run).facts
+    assert facts is not None and facts.argv == ("ddplaunch", "run", "4") and facts.state is None
+    outcome(run, "failed")
+    facts = recorded_run(run).facts
+    assert facts is not None and (facts.argv, facts.state) == (("ddplaunch", "run", "4"), "failed")
+    shutil.rmtree(run)
+    assert recorded_run(run).facts is None
