@@ -61,7 +61,9 @@ def test_the_kernel_tells(tmp_path: Path) -> None:
     facts = probe_amd(root=str(tmp_path))
     assert isinstance(facts, Unavailable) and facts.reason.startswith("the kernel shows no GPU of AMD's")
     facts = probe_amd(root=str(kernel_tree(tmp_path)))
-    assert isinstance(facts, NvmlFacts) and (facts.vendor, facts.driver_version) == ("amd", "of Linux 6.8.0-60-generic")
+    assert isinstance(facts, NvmlFacts)
+    versions = (facts.driver_version, facts.cuda_driver_version)
+    assert (facts.vendor, versions) == ("amd", ("of Linux 6.8.0-60-generic", (0, 0)))
     first, second = facts.gpus
     assert (first.index, first.uuid, first.name) == (0, "GPU-a5a1e0c6de0f4d12", "AMD gfx942")
     assert first.utilization_percent == Unavailable("the driver does not tell gpu_busy_percent")

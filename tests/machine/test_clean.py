@@ -60,7 +60,8 @@ def test_orphans_are_listed_then_ended_with_all_they_hold(
     if not ours:  # what ignores SIGTERM has all the grace
         monkeypatch.setattr(clean_command, "_GRACE_S", 0.2)
     run = start_run("orphans", "worker", *([] if ours else ["deaf"]), ranks=1, ours=ours)
-    alive = start_run("alive")
+    alive, other = start_run("alive"), start_run("other", ranks=1, ours=ours)
+    other.lose_launcher()
     pids = run.session_pids
     assert "nothing to clean" in call("clean", run.run_id).out  # its launcher lives
     run.lose_launcher()
@@ -79,7 +80,7 @@ def test_orphans_are_listed_then_ended_with_all_they_hold(
     result = "ended" if ours else "killed"
     assert {each["pid"]: each["result"] for each in data["orphans"][0]["processes"]} == dict.fromkeys(pids, result)
     assert not run.session_pids
-    assert len(alive.session_pids) == 2
+    assert (len(alive.session_pids), len(other.session_pids)) == (2, 1)
     assert call("clean", run.run_id).status == 0
 
 

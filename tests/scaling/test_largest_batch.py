@@ -53,6 +53,7 @@ def test_an_effective_batch_that_is_kept_has_only_its_divisors() -> None:
     assert best is not None and best.batch == 48
     assert all(96 % each.batch == 0 for each in tried)
     assert [Batches(1, total=7).at_most(batch) for batch in (0.5, 6, 7, 99)] == [1, 1, 7, 7]
+    assert [Batches(1, total=7, whole=whole).least for whole in (False, True)] == [1, 7]
     assert Tried(8, True, 5).within(0.1) and Tried(8, True, None, 5).within(0.1) and not Tried(8, False).within(0.1)
 
 
