@@ -47,7 +47,7 @@ def shm_too_small(shm: ShmFacts, environment: dict[str, str], launch: Launch | N
     tiny = shm.size_bytes <= _DOCKER_SHM_BYTES
     if launch and not needed_by and not (tiny and workers_per_process(launch) is None):
         return
-    certain = launch is not None and needed_by is not None and tiny
+    certain = needed_by is not None and tiny
     yield (error if certain else warning)(
         "shm-too-small",
         f"/dev/shm is {size_text(shm.size_bytes)}",

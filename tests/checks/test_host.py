@@ -12,7 +12,7 @@ from tests.checks.cases import NO_LAUNCH, fires, judged, silent
 from tests.checks.healthy import FLAG, GIB, healthy_launch, healthy_network, topology
 
 MIB = 1024**2
-DOCKER, HALF = ShmFacts(64 * MIB, 64 * MIB), ShmFacts(512 * MIB, 512 * MIB)
+DOCKER, MORE = ShmFacts(64 * MIB, 64 * MIB), ShmFacts(65 * MIB, 65 * MIB)
 CPU = Resolved("cpu", FLAG)
 EIGHT, MANY = CpuFacts(8, 8, None, 8), CpuFacts(64, 64, None, 64)
 OVER_NODES = healthy_launch(topology=topology(8, 2))
@@ -39,11 +39,11 @@ CASES = (
     fires("shm-too-small", "/dev/shm is 64 MiB … 2 NCCL ranks allocate … --shm-size=16g", shm=DOCKER, launch=launch(2)),
     fires("shm-too-small", "4 DataLoader workers all", shm=DOCKER, launch=launch(2, workers=2, device=CPU)),
     fires("shm-too-small", "64 MiB", "warning", shm=DOCKER, launch=launch(1)),
-    fires("shm-too-small", "512 MiB", "warning", shm=HALF, launch=launch(2)),
+    fires("shm-too-small", "65 MiB", "warning", shm=MORE, launch=launch(2)),
     fires("shm-too-small", "64 MiB", "warning", shm=DOCKER, launch=NO_LAUNCH),
     fires("shm-too-small", "64 MiB", "warning", shm=DOCKER, launch=2, environment={"NCCL_SHM_DISABLE": "1"}),
     silent("shm-too-small", shm=DOCKER, launch=launch(2, workers=0, device=CPU)),
-    silent("shm-too-small", shm=HALF, launch=launch(2, device=CPU)),
+    silent("shm-too-small", shm=MORE, launch=launch(2, device=CPU)),
     silent("shm-too-small", shm=ShmFacts(GIB, GIB), launch=launch(2, workers=8)),
     fires("shm-nearly-full", "/dev/shm has 20 MiB of 16 GiB free", "warning", shm=ShmFacts(16 * GIB, 20 * MIB)),
     silent("shm-nearly-full", shm=DOCKER),
@@ -55,7 +55,7 @@ CASES = (
     silent("open-files-low", launch=launch(8, 4), **limits(416, 416)),
     fires("open-files-low", "`ulimit -n 4096`", "warning", launch=launch(8, 64), **limits(1024, 4096)),
     fires("open-files-low", "docker run --ulimit nofile=65535", "warning", launch=launch(8, 64), **limits(1024, 1024)),
-    fires("open-files-low", "256", "warning", launch=NO_LAUNCH, **limits(256)),
+    fires("open-files-low", "256, … `ulimit -n 65535`", "warning", launch=NO_LAUNCH, **limits(256, None)),
     silent("open-files-low", launch=launch(8, 64), **limits(None, None)),
     silent("open-files-low", launch=NO_LAUNCH, **limits(1024)),
     fires("memlock-low", "8 MiB, and mlx5_0:1 is", "warning", launch=OVER_NODES, **limits(memlock=8 * MIB)),

@@ -40,7 +40,7 @@ FIRES = (
     fires("data-empty", "is an empty file", **data(kind="file", empty=True)),
     fires("data-unreachable", "did not answer (nfs4)", **data(kind="unreachable", filesystem="nfs4")),
     *(fires("data-on-slow-storage", f"mount ({kind})", "warning", **data(filesystem=kind)) for kind in SLOW),
-    fires("output-not-writable", "it belongs to root", **output(writable=False, owner="root")),
+    fires("output-not-writable", "belongs to root … EROFS", **output(writable=False, owner="root", error="EROFS")),
     fires("output-unreachable", "did not answer", **output(kind="unreachable")),
     fires("disk-nearly-full", "50 MiB of 1000 GiB free", **output(free_bytes=50 * MIB)),
     fires("disk-nearly-full", "100 MiB of 1000 GiB free", "warning", **output(free_bytes=100 * MIB)),
@@ -70,6 +70,7 @@ SILENT = (
     silent("disk-nearly-full", "another check says it", **output(kind="unreachable", free_bytes=0)),
     silent("output-inodes", **output(free_inodes=None, filesystem="btrfs")),
     silent("output-inodes", **output(free_inodes=1000)),
+    silent("output-inodes", "another check says it", **output(free_inodes=0, writable=False)),
     silent("record-not-writable", **record(free_bytes=100 * MIB)),
     silent("record-not-writable", "nothing is known of its size", **record(free_bytes=0, total_bytes=0)),
 )

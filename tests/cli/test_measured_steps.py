@@ -91,3 +91,5 @@ def test_nothing_is_measured_of_less_than_five_steps_after_the_warmup(tmp_path: 
     write(tmp_path, 0, STEADY[:10])
     measured = followed(tmp_path).measured(Measure())
     assert measured.ranks == () and measured.steps == 10 and measured.peak_bytes == 1 << 20
+    write(tmp_path, 0, STEADY[10:11])
+    assert [rank.steps for rank in followed(tmp_path).measured(Measure()).ranks] == [5]
