@@ -96,6 +96,7 @@ USUAL = {"numpy": "2.0.0", "transformers": "4.46.1", "attrs": "1"}
     [
         GOOD,
         GOOD[:1],
+        (host("a", NO_GPUS),),
         (host("a", NO_GPUS), host("b", NO_GPUS)),
         tuple(host(name, {"data_paths": data("missing")}) for name in ("a", "b")),  # data-missing says it
         (GOOD[0], host("gpu-b", clock_ahead_s=6.0, clock_unsure_s=2.0)),  # it could not be measured well
@@ -108,10 +109,16 @@ def test_alike_hosts_have_nothing(hosts: tuple[HostReport, ...]) -> None:
     assert findings(*hosts) == []
 
 
+def test_of_two_clocks_the_one_that_is_ahead_is_named() -> None:
+    (finding,) = findings(GOOD[0], host("gpu-b", clock_ahead_s=-61.0))
+    assert finding.what == "the clock of gpu-a is 61.0 s ahead of that of gpu-b"
+
+
 def test_login_node_as_rank_0() -> None:
     login = host("login", NO_GPUS)
     fixes = {each.code: each.fix for each in findings(login, *GOOD)}
-    assert "login-node-as-rank-0" in fixes and "`ddplaunch run 4x8 …`" in fixes["hosts-differ-gpu-count"]
+    assert fixes.keys() == {"login-node-as-rank-0", "hosts-differ-gpu-count"}
+    assert "`ddplaunch run 4x8 …`" in fixes["hosts-differ-gpu-count"]
     assert "login-node-as-rank-0" not in [each.code for each in findings(GOOD[0], login)]
 
 

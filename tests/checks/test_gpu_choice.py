@@ -47,9 +47,11 @@ FIRES = (
     no_gpu("libnvidia-ml.so.1", nvml=NO_NVML, nvidia=NO_NVIDIA, torch=Unavailable("not installed")),
     no_gpu("from the shell's environment hides all 8 GPUs … unset CUDA_VISIBLE_DEVICES", **showing("")),
     unknown("`8` … 1 GPU of 8 … `1,2` … DEVICES=0` … =0,8,1,2 from", launch=NO_LAUNCH, **showing("0,8,1,2")),
-    unknown("`8`", launch=dataclasses.replace(FELL_BACK, environment=HIDDEN), **showing("8")),
+    unknown(
+        "`8` … DEVICES=8 from the shell", launch=dataclasses.replace(FELL_BACK, environment=HIDDEN), **showing("8")
+    ),
     fires("duplicate-gpu", "`1` twice … DEVICES=1,1 from the shell's", launch=NO_LAUNCH, **showing("1,1")),
-    fires("mig-one-per-process", f"2 processes … {SLICES[0].uuid} … run 1 … -mig 0", launch=2, nvml=SPLIT),
+    fires("mig-one-per-process", f"2 processes … {SLICES[0].uuid} … run 1 … -i 0 -mig 0", launch=2, nvml=SPLIT),
 )
 
 SILENT = (

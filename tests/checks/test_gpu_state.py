@@ -44,6 +44,7 @@ FIRES = (
     busy("GPU 3 … `ddplaunch run 4 --gpus free:4 …`", launch=4, nvml=BUSY),
     busy("GPU 0 is in use … , and 1 more of 8 … free:6 … GPU 3: pid 4242", nvml=also(BUSY, 3)),
     busy("orphaned rank … `ddplaunch clean` ends the ranks of dead … (pid 777)", nvml=held_by(ORPHAN)),
+    busy("`ddplaunch clean` ends", nvml=held_by(dataclasses.replace(ORPHAN, user=None))),
     busy("ask eve to run `ddplaunch … (pid 777)", nvml=held_by(dataclasses.replace(ORPHAN, user="eve"))),
     busy("all GPUs are in use; wait or free one", launch=1, nvml=healthy_nvml(BUSY.gpus[3])),
     busy("jupyter … 512 MiB", "warning", nvml=with_gpu(0, processes=(NOTEBOOK,))),

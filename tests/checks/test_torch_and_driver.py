@@ -102,7 +102,10 @@ FIRES = (
     not_loaded("2 NVIDIA GPUs … modprobe nvidia", launch=NO_LAUNCH, **UNLOADED),
     not_loaded("2 NVIDIA GPUs", "warning", launch=FELL_BACK, **UNLOADED, host=DOCKER),
     fires("gpus-not-in-container", "docker … --gpus all", **HIDDEN_THERE, host=DOCKER),
-    fires("gpus-not-in-container", "8 NVIDIA GPUs", "warning", launch=NO_LAUNCH, **HIDDEN_THERE, host=DOCKER),
+    *(
+        fires("gpus-not-in-container", "8 NVIDIA GPUs", "warning", launch=launch, **HIDDEN_THERE, host=DOCKER)
+        for launch in (NO_LAUNCH, FELL_BACK)
+    ),
 )
 
 SILENT = (

@@ -87,7 +87,7 @@ def test_epochs_without_a_batch_count_until_there_is_a_step(tmp_path: Path) -> N
 
 
 def test_nothing_is_measured_of_less_than_five_steps_after_the_warmup(tmp_path: Path) -> None:
-    assert followed(tmp_path).measured(Measure()).ranks == ()
+    assert followed(tmp_path).measured(Measure()).ranks == () and followed(tmp_path).made == 0
     write(tmp_path, 0, STEADY[:10])
     measured = followed(tmp_path).measured(Measure())
     assert measured.ranks == () and measured.steps == 10 and measured.peak_bytes == 1 << 20

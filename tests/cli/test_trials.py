@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ def steps(number, **facts):
         ("sys.exit(4)", "refused", "trial-refused", "the launch is refused … `ddplaunch plan 1 … -- train.py`"),
         ("sys.exit(2)", "refused", "trial-refused", "the launch is refused"),
         ("sys.exit(1)", "failed", "trial-failed", "failed after 0 steps"),
-        ("steps(0, empty_epochs=16); time.sleep(60)", "timed-out", "trial-without-samples", "`drop_last=True`"),
+        ("steps(0, empty_epochs=16); time.sleep(50)", "timed-out", "trial-without-samples", "`drop_last=True`"),
         ("time.sleep(60)", "timed-out", "trial-without-steps", "0 steps in … `--timeout 30m` waits longer"),
         ("os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)", "interrupted", "trial-interrupted", "after 0 steps"),
     ],
@@ -158,6 +159,7 @@ def test_how_a_trial_ends(
     monkeypatch.setattr("ddplaunch.cli.trials.trial.start_run", start)
     over = trial(1, timeout_s=2 if code == "trial-without-steps" else 60, in_place=True)
     assert over.ending == ending and (over.problem.code if over.problem else "") == code
+    assert replace(over, effective_batch=8).samples_per_s == (None if code else pytest.approx(80))
     told = "" if over.problem is None else f"{over.problem.what} {over.problem.why} {over.problem.fix}"
     assert all(part in told for part in says.split(" … ")), told
     ((*words, script),) = started
