@@ -22,8 +22,8 @@ _OVERWRITES = re.compile(
 )
 # A program that reads its arguments otherwise if there are as many.
 _AS_MANY = re.compile(r"argv(?:\)|\.__len__\(\)) == ([2-9])")
-# Names that choose the unit in which a batch is counted.
-_UNIT_NAME = re.compile(r"\bbatch_(?:size_)?(?:type|unit)\b")
+# Names that choose the unit in which a batch is counted; of TRL's, which no other batch is a multiple of.
+_UNIT_NAME = re.compile(r"\b(?:batch_(?:size_)?(?:type|unit)|num_generations)\b")
 #: What counts no samples, in the help of an option.
 TOKENS = re.compile(r"(?i)\btokens?\b")
 _OTHER_UNITS = re.compile(r"max-(?:duration|tokens)|(?:train-)?batch-(?:duration|tokens|size-tokens)|tokens-per-\S+")
@@ -110,7 +110,7 @@ def _own_step(flow: Flow) -> str:
         for node in part.of(ast.FunctionDef):
             bases = getattr(part.source.parents.get(node), "bases", ())
             own = node.name == "training_step" and any(last(base).endswith("Trainer") for base in bases)
-            if own and "super()" not in ast.unparse(node):
+            if own and "super(" not in ast.unparse(node):
                 return f"{at(node, part.source)} replaces `training_step`, which divides the loss"
     return ""
 
@@ -213,6 +213,20 @@ def _steps_itself(flow: Flow) -> bool:
     return plain and not any("automatic_optimization" in file.text for file in flow.program.files.values())
 
 
+# A loss from a method of the module that a wrapper holds.
+_INSIDE = re.compile(r"(?m)^[ \t]+(?!val|eval|test)\w*loss[^=\n]*= *(([\w.]+)\.module\.\w+)\(")
+
+
+def past_wrapper(flow: Flow) -> str:
+    """Return where losses are computed without the wrapper that joins gradients, as a clause; empty if nowhere."""
+    for part in flow.parts:
+        text = part.source.text
+        inside = _INSIDE.search(text) if part.calls_of("backward") else None
+        if inside and f"= {inside[2]}(" not in text:
+            return f"`{inside[1]}` in {part.source.shown} goes past the wrapper that joins gradients"
+    return ""
+
+
 def _cuts(loop: ast.AST) -> bool:
     """Return whether each turn of a loop takes a slice that its number decides: of one batch, which is no larger."""
     turn = last(getattr(loop, "target", None))
@@ -249,7 +263,7 @@ def _replaces(node: ast.Assign, dest: str, part: ReachablePart, flow: Flow) -> b
     """Return whether an option may get another value: ``hyp[name] = value``, ``args = library.update(args)``."""
     target, value = node.targets[0], node.value
     if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Name):
-        return re.search(rf"\b{last(target.value)}\[.{dest}.\]", part.source.text) is not None
+        return re.search(rf"\b(?!\w*log){last(target.value)}\[.{dest}.\]", part.source.text) is not None
     if not isinstance(target, ast.Name) or target.id not in NAMESPACES or not isinstance(value, ast.Call):
         return False
     return (

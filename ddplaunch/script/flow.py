@@ -63,6 +63,8 @@ DISPLAYS = frozenset(
 LOADERS = re.compile(r"(?i:loader|batchsampler|sampler\b|dataset\b|^rand(?:n|int)?\b)")
 _SCHEDULES = re.compile(r"(?i)sched|warm|cosine|anneal|lambda")
 OPTIMIZERS = re.compile(r"(?i:adam|sgd|lion|lamb\b|adafactor|rmsprop|muon|optim)")
+# Where a name gets what a file holds, unless arguments are merged into it.
+_LOADED = r"\b(?!args|opt)%s = [\w.]*load\w*\((?!.*\bargs[,)])"
 _OWN_NAMES = frozenset({"click", "fire", "jsonargparse"})
 _MANY = 8
 _DEPTH = 14
@@ -327,8 +329,11 @@ class Flow:
             yield _factor(WORLD)
             return
         option = self._options.get(name)
-        if option and not _HAS_OPTIONS.search(ast.unparse(node).rpartition(name)[0]):
-            option = None
+        if option:
+            owner = ast.unparse(node).rpartition(name)[0]
+            foreign = option.parser == "argparse" and owner not in ("", "args.")
+            loaded = foreign and re.search(_LOADED % re.split(r"\W", owner)[0], part.source.text)
+            option = None if loaded or not _HAS_OPTIONS.search(owner) else option
         if option is not None and (not isinstance(node, ast.Name) or self._is_parameter(node, part, option)):
             yield _factor(name)
         key = ("attribute", name) if not isinstance(node, ast.Name) else (self._scope(node, part), name)

@@ -12,7 +12,7 @@ from pathlib import Path
 from ddplaunch.script.configuration.config_files import ENDINGS
 from ddplaunch.script.configuration.overrides import configuration
 from ddplaunch.script.declared import given
-from ddplaunch.script.doubts import not_one_pass
+from ddplaunch.script.doubts import not_one_pass, past_wrapper
 from ddplaunch.script.flow import PLACES, Flow, places_of
 from ddplaunch.script.known import UNKNOWN, known_value
 from ddplaunch.script.meaning import added_up, candidate, understood
@@ -141,7 +141,7 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
         asks_for=current_numbers(parts, flow),
         ambiguous=numbers.ambiguous,
         instead=(*numbers.instead, *accumulated),
-        doubts=tuple(each for each in (("world_size", apart), ("accum", passes)) if each[1]),
+        doubts=tuple(each for each in (("world_size", apart or past_wrapper(flow)), ("accum", passes)) if each[1]),
         devices=next((each for each in devices if each.number and ranks.joined), None),
         configs=config.files,
         complete=program.complete and not (None in found or config.unknown or dynamic or unknown or loads),

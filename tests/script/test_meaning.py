@@ -412,15 +412,16 @@ def test_where_gradients_of_micro_batches_add_up(tmp_path: Path, body: str, line
     assert report.added_up == (None if line is None else DeclaredAt("train.py", line))
 
 
-@pytest.mark.parametrize(("step", "doubted"), [("f(model)", True), ("super().training_step(model, inputs)", False)])
+@pytest.mark.parametrize(
+    ("step", "doubted"),
+    [("f(model)", True), ("super().training_step(model)", False), ("super(Mine, self).training_step(model)", False)],
+)
 def test_an_accumulation_is_in_doubt_where_a_trainer_has_a_step_of_its_own(
     tmp_path: Path, step: str, doubted: bool
 ) -> None:
     """Trainer.training_step divides the loss by the accumulation."""
-    own = f"class Mine(Trainer):\n    def training_step(self, model, inputs):\n        return {step}\nMine().train()\n"
-    head = (
-        "from transformers import HfArgumentParser, Trainer, TrainingArguments\nHfArgumentParser(TrainingArguments)\n"
-    )
+    own = f"class Mine(t.Trainer):\n    def training_step(self, model):\n        return {step}\nMine().train()\n"
+    head = "import transformers as t\nt.HfArgumentParser(t.TrainingArguments)\n"
     found = option(read(tmp_path, head + own), "--gradient_accumulation_steps")
     assert found.doubt == ("train.py:4 replaces `training_step`, which divides the loss" if doubted else "")
 
@@ -469,6 +470,7 @@ ACCELERATED = "import accelerate\nsched = get_scheduler('linear', num_warmup_ste
         (BATCH.replace("type=int, ", ""), LOADED, "`--batch-size` has no type, its value stays text (train.py:5)"),
         (BATCH.replace("=int", "=lambda text: int(text)"), LOADED, ""),
         (BATCH, f"{LOADED}\nif args.batch_type == 'token':\n    pass", "`--batch-size` may count in the"),
+        (BATCH, f"GRPOConfig(num_generations=5)\n{LOADED}", "`--batch-size` may count in the"),
         (SIZED, LOADED, "`size` converts the value of `--batch-size` (train.py:7)"),
         (BATCH, "vars(args).update(load())\n" + LOADED, OVERWRITTEN),
         (BATCH, "namespace.__dict__.update(load())\n" + LOADED, OVERWRITTEN),
@@ -477,6 +479,7 @@ ACCELERATED = "import accelerate\nsched = get_scheduler('linear', num_warmup_ste
         (BATCH, "if sys.argv.__len__() == 3:\n    load()\n" + LOADED, ""),
         (BATCH, "for k, v in load():\n    setattr(args, k, v)\n" + LOADED, "train.py:9 may overwrite `--batch-size`"),
         (BATCH, "c = {}\nfor k in load():\n    c[k] = 1\nDataLoader(x, batch_size=c['batch_size'])", "train.py:10"),
+        (BATCH, f"for k in losses:\n    run_log[k] = 1\nrun_log['batch_size'] = 8\n{LOADED}", ""),
         (BATCH, "args = library.update_namespace(args)\n" + LOADED, OVERWRITTEN),
         (BATCH, "args = copy.copy(args)\n" + LOADED, ""),
         (BATCH, "for k in load():\n    if args.x is None:\n        setattr(args, k, 1)\n" + LOADED, ""),
@@ -512,6 +515,8 @@ ACCELERATED = "import accelerate\nsched = get_scheduler('linear', num_warmup_ste
         (RATE, "opt = SGD(model.parameters(), args.lr / 10)", CHANGED),
         (RATE, "wandb.init(config={'lr': args.lr})", UNUSED % 8),
         (RATE, "def train(lr):\n    opt = SGD([{'params': most, 'lr': lr * share}])\ntrain(lr=args.lr)", UNUSED % 10),
+        (RATE, "c = yaml.safe_load(file)\nopt = SGD(weights, lr=c['optim']['lr'])", UNUSED % 5),
+        (RATE, "c = load_config(path, args)\nopt = SGD(weights, lr=c['lr'])", ""),
         (RATE, "opt = DummyOptim(model.parameters(), lr=args.lr)", UNUSED % 8),
         (ACCUM, f"{ACCELERATOR}with a.accumulate(model):\n    a.backward(loss)", ""),
         (ACCUM, f"{ACCELERATOR}a.backward(loss)", UNSTEPPED % 8),

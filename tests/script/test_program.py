@@ -137,6 +137,13 @@ def test_ranks_of_a_launch_that_may_not_meet_are_in_doubt(tmp_path: Path, text: 
     assert hidden is None or (clause == NO_GROUP and report.complete) is not hidden
 
 
+@pytest.mark.parametrize(("before", "doubts"), [("", ["world_size"]), ("out = model(x)", []), ("val_", [])])
+def test_ranks_train_apart_where_a_loss_goes_past_the_wrapper(tmp_path: Path, before: str, doubts: list[str]) -> None:
+    step = f"{before}loss = model.module.loss(x)".replace(")loss", ")\n    loss")
+    text = f"import torch\ntorch.distributed.init_process_group()\nfor x in y:\n    {step}\n    loss.backward()\n"
+    assert [name for name, _ in read(tmp_path, text + "    optimizer.step()\n").doubts] == doubts
+
+
 VISIBLE = "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '0,1'\n"
 UNSURE = ("something else", 0, 0)
 

@@ -9,7 +9,7 @@ import ast
 import re
 from collections.abc import Iterator
 from itertools import islice
-from operator import add, floordiv, mul, truediv
+from operator import add, floordiv, mul, neg, truediv
 from pathlib import Path
 from typing import Any
 
@@ -115,21 +115,21 @@ def dict_items(node: ast.AST | None) -> list[tuple[str, ast.expr]] | None:
     return [*(inner or ()), *((item.arg, item.value) for item in node.keywords if item.arg is not None)]
 
 
-_FOLDS = {ast.Mult: mul, ast.Add: add, ast.Div: truediv, ast.FloorDiv: floordiv}
+_FOLDS: dict[object, Any] = {ast.Mult: mul, ast.Add: add, ast.Div: truediv, ast.FloorDiv: floordiv, ast.USub: neg}
 
 
 def _folded(node: ast.AST | None) -> Any:
-    """Return a literal, or arithmetic on numbers; None for anything else."""
+    """Return a literal, or arithmetic on literals; None for anything else."""
     if isinstance(node, ast.Constant):
         return None if node.value is ... else node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = _folded(node.operand)
-        return -value if isinstance(value, (int, float)) else None
-    if not isinstance(node, ast.BinOp):
-        return None
-    one, other, fold = _folded(node.left), _folded(node.right), _FOLDS.get(type(node.op))
-    numbers = isinstance(one, (int, float)) and isinstance(other, (int, float))
-    return fold(one, other) if numbers and fold is not None and (other or fold in (mul, add)) else None
+    try:
+        if isinstance(node, ast.UnaryOp):
+            return _FOLDS[type(node.op)](_folded(node.operand))
+        if isinstance(node, ast.BinOp):
+            return _FOLDS[type(node.op)](_folded(node.left), _folded(node.right))
+    except Exception:  # no arithmetic, or it would fail in the script too
+        pass
+    return None
 
 
 def names_class(entry: Entry) -> bool:

@@ -182,11 +182,12 @@ def _chosen(options: Iterable[DeclaredOption], declared: Sequence[DeclaredOption
     for option in options:
         meaning = candidate(option)
         key = option.flags[0].lstrip("-+")
+        value = None if option.default is None else known_value(option.default, (), True)
         if (
             meaning is not None
             and _family(meaning) not in taken
             and not _OTHER_SECTION.search(key)
-            and _is_number(option)
+            and (value in (None, "auto") or type(value) in (int, float))
         ):
             groups.setdefault(meaning, []).append(option)
     for group in groups.values():
@@ -198,9 +199,3 @@ def _chosen(options: Iterable[DeclaredOption], declared: Sequence[DeclaredOption
 
 def _family(meaning: str | None) -> str | None:
     return "warmup" if meaning and meaning.startswith("warmup") else (meaning or "").removeprefix("global_") or None
-
-
-def _is_number(option: DeclaredOption) -> bool:
-    """Return whether the value is a number, ``auto`` or not given."""
-    value = None if option.default is None else known_value(option.default, (), True)
-    return value is None or value == "auto" or (isinstance(value, (int, float)) and not isinstance(value, bool))

@@ -6,6 +6,7 @@ It reads the classes in the user's files, and knows those fields of Hugging Face
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from ddplaunch.script.configuration.config_files import dict_items
@@ -36,6 +37,7 @@ _TRAINING_ARGUMENTS = (
     ("lr_scheduler_type", "linear"),
     ("output_dir", None),
 )
+_OF_TRAINERS = re.compile(r"trl\.(?!(?:.*\.)?ModelConfig$).*Config|(?:sentence_)?transformers\..*TrainingArguments")
 _SIMPLE = frozenset({"int", "float", "str", "bool", "Path", "Optional", "Union", "Literal", "List", "list", "None"})
 
 
@@ -92,10 +94,7 @@ def _of(
 
 def is_training_arguments(name: str) -> bool:
     """Return whether a class is Hugging Face's TrainingArguments or one that is known to extend it."""
-    package, _, rest = name.partition(".")
-    if package == "trl":
-        return rest.endswith("Config") and rest.rpartition(".")[2] != "ModelConfig"
-    return package in ("transformers", "sentence_transformers") and rest.endswith("TrainingArguments")
+    return _OF_TRAINERS.fullmatch(name) is not None
 
 
 def _training_arguments(called: DeclaredAt) -> Iterator[DeclaredOption]:
