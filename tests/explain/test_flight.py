@@ -85,7 +85,7 @@ CASES: dict[str, tuple[list[list[dict[str, Any]]], tuple[int, ...], str]] = {
     "two in two groups": (
         [[entry(TENSOR, 5)], [], [entry("tensor-1", 5)], []],
         (1, 3),
-        "rank 1 did not join all_reduce of [8] (number 5); rank 0 did; rank 3 did not come in other groups",
+        "rank 1 did not join all_reduce of [8] (number 5); rank 0 did; rank 3 did not come elsewhere",
     ),
     "all came": (
         [[*done(ALL, 1), entry(ALL, 2)], [*done(ALL, 1), entry(ALL, 2)]],
@@ -102,13 +102,58 @@ CASES: dict[str, tuple[list[list[dict[str, Any]]], tuple[int, ...], str]] = {
         (),
         "in collective 2, rank 0 called all_reduce of [8]; rank 1 called all_reduce of [9]",
     ),
-    "sizes that may differ, and sends, which are no collectives": (
-        [
-            [entry(ALL, 2, name="all_to_all"), entry(ALL, 9, name="send 0->1", is_p2p=True)],
-            [entry(ALL, 2, name="all_to_all", input_sizes=[[9]])],
-        ],
+    "sizes that may differ": (
+        [[entry(ALL, 2, name="all_to_all")], [entry(ALL, 2, name="all_to_all", input_sizes=[[9]])]],
         (),
         "ranks 0, 1 joined all_to_all of [8] (number 2), and its end is not recorded",
+    ),
+}
+
+
+def p2p(group: str, number: int, name: str, state: str = "scheduled") -> dict[str, Any]:
+    """A send or recv as torch records it: its peers by their places in the group, numbered by rank and group."""
+    return entry(group, 0, state, name, is_p2p=True, p2p_seq_id=number)
+
+
+def batch(group: str, number: int, state: str, *names: str) -> list[dict[str, Any]]:
+    """What one `batch_isend_irecv` records: only the entry at its end says that all of it has ended."""
+    return [*(p2p(group, number, name) for name in names), p2p(group, number, "coalesced", state)]
+
+
+OLD = [p2p(ALL, number, "send 0->1", "completed") for number in range(1, 4)]  # more than rank 1 still has
+CASES |= {
+    "a recv without its send": (
+        [OLD, [p2p(ALL, 3, "recv 1<-0", "completed"), p2p(ALL, 4, "recv 1<-0")]],
+        (0,),
+        "rank 0 did not send to rank 1, which waits for it",
+    ),
+    "a send without its recv, by places in a group": (
+        [*[[]] * 6, [p2p("experts-1", 1, "send 2->3")], done(ALL, 1)],
+        (7,),
+        "rank 7 did not receive from rank 6, which waits for it",
+    ),
+    "stages that wait for each other, the first for nobody": (
+        [
+            [entry(TENSOR, 5)],
+            [entry(TENSOR, 5), p2p(ALL, 1, "recv 1<-2")],
+            [p2p(ALL, 1, "recv 2<-3")],
+            [entry(ALL, 1, "completed")],
+        ],
+        (3,),
+        "rank 3 did not send to rank 2, which waits for it",
+    ),
+    "a batch that has ended, and one that has not": (
+        [
+            [*batch(ALL, 1, "completed", "send 0->1", "recv 0<-1"), *batch(ALL, 2, "started", "recv 0<-1")],
+            batch(ALL, 1, "completed", "recv 1<-0", "send 1->0"),
+        ],
+        (1,),
+        "rank 1 did not send to rank 0, which waits for it",
+    ),
+    "both have called it": (
+        [[*OLD, p2p(ALL, 4, "send 0->1")], [p2p(ALL, 1, "recv 1<-0", "started")]],
+        (),
+        "ranks 0, 1 joined send 0->1 of [8] (number 1), and its end is not recorded",
     ),
 }
 

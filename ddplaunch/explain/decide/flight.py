@@ -1,6 +1,7 @@
-"""Which ranks are missing from which collective: from the dumps of torch's flight recorder, one for each rank.
+"""Which ranks are missing from which collective or transfer: from dumps of torch's flight recorder, one for each rank.
 
-A dump is a pickle or JSON (``torch/csrc/distributed/c10d/FlightRecorder.hpp``) of dicts, lists, strings and numbers.
+What one rank sends to another are the operations of a group of these two. A dump is a pickle or JSON
+(``torch/csrc/distributed/c10d/FlightRecorder.hpp``) of dicts, lists, strings and numbers.
 Any other type in a pickle is refused, because loading it may run code:
 https://docs.python.org/3/library/pickle.html#restricting-globals.
 """
@@ -27,6 +28,8 @@ LARGEST_BYTES = 64 << 20
 PG_CONFIG = b"pg_config"  # stands near the start of every dump
 _HEAD_BYTES, _SAID = 4096, 160
 _RANK = re.compile(r"(\d+)(?:\.json|\.pkl|\.pickle)?$")
+#: A send or recv; its peer is numbered by its place in the group.
+_TRANSFER = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)")
 #: Operations to which all ranks bring equally much; others, such as `all_to_all`, may differ.
 _EQUAL = re.compile(r"_?all_?reduce|broadcast|reduce\b|_all_gather_base|_reduce_scatter_base")
 
@@ -34,7 +37,8 @@ _EQUAL = re.compile(r"_?all_?reduce|broadcast|reduce\b|_all_gather_base|_reduce_
 class Operation(NamedTuple):
     """A collective as one rank recorded it, in a ``group`` of a name and its ranks (empty: unknown).
 
-    ``name`` has the size of its tensor; operations of different ``kind`` cannot be the same collective.
+    ``name`` has the size of its tensor; operations of different ``kind`` cannot be the same collective. ``asks`` is
+    what a send or recv needs of its peer: "send to rank 1".
     """
 
     group: tuple[str, tuple[int, ...]]
@@ -43,6 +47,7 @@ class Operation(NamedTuple):
     kind: str
     has_ended: bool
     stack: RankStack
+    asks: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,21 +108,35 @@ def read_dumps(directory: Path) -> dict[int, tuple[Operation, ...]]:
 def _operations(rank: int, data: bytes) -> Iterator[Operation]:
     value = json.loads(data) if data[:1] == b"{" else _PlainValues(io.BytesIO(data)).load()
     ranks_of = {name: tuple(json.loads(about["ranks"])) for name, about in value.get("pg_config", {}).items()}
-    for entry in value["entries"]:
-        if entry.get("is_p2p"):
-            continue
-        group = entry["process_group"][0]
+    entries = value["entries"]
+    batches = {_batch(entry) for entry in entries if ":coalesced" in entry["profiling_name"] and _has_ended(entry)}
+    for entry in entries:
+        group, number, has_ended, asks = entry["process_group"][0], entry["collective_seq_id"], _has_ended(entry), ""
+        ranks = ranks_of.get(group, ())
         name, sizes = entry["profiling_name"].rpartition(":")[2], entry.get("input_sizes")
         sized = f"{name} of {list(sizes[0])}" if sizes else name
+        kind = sized if _EQUAL.match(name) else name
+        if entry.get("is_p2p"):
+            if (match := _TRANSFER.match(name)) is None or not ranks:
+                continue
+            peer, sends = ranks[int(match[2])], match[1] == "send"
+            ranks = (rank, peer) if sends else (peer, rank)
+            group, kind = f"{group}, {ranks}", "transfer"
+            asks = f"receive from rank {rank}" if sends else f"send to rank {rank}"
+            has_ended = has_ended or _batch(entry) in batches
+            number = int(not has_ended)  # the ranks may have recorded different numbers of those that have ended
         frames = (Frame(each["filename"], each["line"], each["name"]) for each in entry.get("frames", ()))
-        yield Operation(
-            (group, ranks_of.get(group, ())),
-            entry["collective_seq_id"],
-            sized,
-            sized if _EQUAL.match(name) else name,
-            entry.get("state") == "completed" or entry.get("retired", False),
-            RankStack(rank, 0, (ThreadStack("", tuple(frames)),)),
-        )
+        stack = RankStack(rank, 0, (ThreadStack("", tuple(frames)),))
+        yield Operation((group, ranks), number, sized, kind, has_ended, stack, asks)
+
+
+def _has_ended(entry: Mapping[str, Any]) -> bool:
+    return entry.get("state") == "completed" or entry.get("retired", False)
+
+
+def _batch(entry: Mapping[str, Any]) -> tuple[str, int]:
+    """Return what the sends and recvs of one batch share with the entry of its end, where torch notes it for all."""
+    return entry["process_group"][0], entry["p2p_seq_id"]
 
 
 class _Group:
@@ -157,7 +176,10 @@ class _Group:
         late = sorted(self.late.intersection(missing))
         number = min(self.at[rank] for rank in late) if late else max(self.at.values())
         called = self.called(number)
-        name = f"{called[min(called)].name} (number {number})"
+        first = called[min(called)]
+        name = f"{first.name} (number {number})"
+        if late and first.asks:
+            return f"{ranks_text(late)} did not {first.asks}, which waits for it"
         if not late:
             return f"{ranks_text(list(called))} joined {name}, and its end is not recorded"
         if called.keys() >= set(late):
@@ -183,6 +205,6 @@ def flight(dumps: Mapping[int, Sequence[Operation]], ranks: int = 0) -> Flight |
     missing = late.difference(*(group.waiting for group in groups)) or late
     groups.sort(key=lambda group: -len(group.late & missing))
     what, elsewhere = groups[0].described(missing), missing - groups[0].late
-    what += f"; {ranks_text(sorted(elsewhere))} did not come in other groups" if elsewhere else ""
+    what += f"; {ranks_text(sorted(elsewhere))} did not come elsewhere" if elsewhere else ""
     all_called = not missing and len(groups[0].calls) == ranks
     return Flight(what, tuple(sorted(missing)), last, ranks if all_called else 0)
