@@ -128,7 +128,8 @@ class Diagnosis:
     """A root cause. ``rank`` is global; None if several ranks show the cause, or if it is no rank's or unknown.
 
     ``what`` is one line, understandable alone; ``why`` is the mechanism; each of ``fixes`` can be done, best first.
-    ``calls`` led to the failure, outermost first, on one rank if several failed.
+    ``calls`` led to the failure, outermost first, on one rank if several failed. ``is_stop``: somebody ended the run by
+    Ctrl-C or `ddplaunch stop`, which is no failure.
     """
 
     code: str
@@ -141,11 +142,7 @@ class Diagnosis:
     evidence: tuple[Evidence, ...] = ()
     exception: Raised | None = None
     calls: tuple[UserCall, ...] = ()
-
-    @property
-    def is_stop(self) -> bool:
-        """Whether somebody ended the run by Ctrl-C or `ddplaunch stop`: no failure."""
-        return self.what == "interrupted" or self.what.endswith("`ddplaunch stop`")
+    is_stop: bool = False
 
     def is_like(self, other: Diagnosis | None) -> bool:
         """Return whether both are the same failure: same code and exception, or else same code, rank and text.

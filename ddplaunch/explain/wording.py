@@ -77,6 +77,7 @@ def worded(cause: RootCause) -> Diagnosis:
         cause.host,
         tuple(dict.fromkeys(line.evidence for line in cause.lines)),
         raised,
+        cause.told and bool(facts.stopped_by or facts.signal == SIGNALS["SIGINT"]),
         cause.calls,
     )
     return as_warned(diagnosis, facts.findings)

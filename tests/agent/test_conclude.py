@@ -346,14 +346,13 @@ def test_which_failures_a_restart_cannot_help(
 
 
 def test_a_run_that_somebody_stopped_is_no_error() -> None:
-    found = Diagnosis(
-        "terminated", "observed", "stopped by ada with `ddplaunch stop`", "by SIGTERM", ("start it again",)
-    )
+    what = "stopped by ada with `ddplaunch stop`"
+    found = Diagnosis("terminated", "observed", what, "by SIGTERM", ("start it again",), is_stop=True)
     stopped = RunOutcome("r", "node-1", 0, "terminated", 143, 0.0, 9.0, None, found, (), ())
     text = outcome_text(stopped, "runs/r", Terminal(200), signal=15)
     assert text == f"ddplaunch: {found.what} (exit status 143) after 9.0 s, record in runs/r\n"
     assert explanation_text(Explanation(found), "run r", Terminal(80)) == f"nothing failed in run r: {found.what}\n"
-    outside = replace(stopped, diagnosis=replace(found, what="the launcher was ended from outside"))
+    outside = replace(stopped, diagnosis=replace(found, is_stop=False))
     assert "error[terminated]" in outcome_text(outside, None, Terminal(200))
 
 

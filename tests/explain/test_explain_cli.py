@@ -20,6 +20,7 @@ LOG += summary((0, -15, 10), (1, 1, 11))
 FOUND = {
     "code": "host-out-of-memory", "certainty": "observed", "rank": 1, "host": "node-7", "evidence": [],
     "what": "memory", "why": "full", "fixes": ["less"], "exception": None, "calls": [],
+    "is_stop": False,
 }  # fmt: skip
 
 

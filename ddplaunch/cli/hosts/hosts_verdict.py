@@ -195,7 +195,8 @@ class EndedLaunch:
         """Return a host where `ddplaunch stop` ended the run, typed here or there, with that explanation, or None."""
         noted = read_stop(self.directory, self.begun_s)
         if self.interrupted == signal.SIGTERM and noted is not None and not noted.launcher_lost:
-            diagnosis = Diagnosis("terminated", "observed", *say("stopped", user=noted.user), host=socket.gethostname())
+            words, host = say("stopped", user=noted.user), socket.gethostname()
+            diagnosis = Diagnosis("terminated", "observed", *words, host=host, is_stop=True)
             return self.ends[0], Explanation(diagnosis)
         for outcome in sorted(self.outcomes.values(), key=lambda outcome: outcome.ended_s):
             end, found = self.ends[outcome.node], outcome.diagnosis
