@@ -12,9 +12,10 @@ from typing import Any
 
 from ddplaunch.records.directory import metrics_path, not_yours, path_text
 from ddplaunch.records.first_failure import first_failed_node
-from ddplaunch.records.json_files import as_number, as_text, read_object
+from ddplaunch.records.json_files import as_number, as_text, objects, read_object
 from ddplaunch.records.outcome import RunOutcome, read_outcome
 from ddplaunch.records.own.own_files import NotOursError, foreign, own_folders, read_file
+from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
@@ -72,6 +73,12 @@ class RunRecord:
         if told_by_slurm or first.state in ("failed", "killed"):
             return first
         return first_failed_node(self.outcomes) or first
+
+    @property
+    def findings(self) -> list[dict[str, Any]]:
+        """What the launch warned of, and what was found while it ran, as JSON values."""
+        during = () if self.outcome is None else self.outcome.findings
+        return objects(self.value("findings")) + objects(plain(during))
 
     @property
     def slurm_job(self) -> str | None:

@@ -106,6 +106,9 @@ def test_of_several_nodes_the_one_that_knows_more_is_believed(run: Path, call: C
     (run / "outcome.json").rename(run / "node-1" / "outcome.json")
     outcome(run, "failed", exit_status=1, diagnosis=None, cascade=[], attempts=[])
     assert json.loads(call("explain", "--json").out)["diagnosis"] == FOUND
+    launched = json.loads((run / "run.json").read_text()) | {"findings": [{"code": "cpus-short", "what": "few CPUs"}]}
+    (run / "run.json").write_text(json.dumps(launched))
+    assert "warned before it failed: cpus-short: few CPUs\n" in call("explain").out
     (run / "node-1" / "outcome.json").unlink()
     assert json.loads(call("explain", "--json").out)["diagnosis"] is None, "what the only node found stands"
 

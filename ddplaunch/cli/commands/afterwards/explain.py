@@ -96,6 +96,9 @@ def explain(targets: list[str], json: bool | None, why: bool | None, run_dir: st
         names = f"what is recorded of {names}, which does not say how it ended"
     answer(explanation_text(explanation, names, terminal, "" if record is None else path_text(record.directory)))
     if record is not None:
+        if status and record.findings:
+            warned = "; ".join(f"{finding.get('code')}: {finding.get('what')}" for finding in record.findings)
+            answer(terminal.note(warned, "warned before it failed: "))
         answer(attempts_text(record.outcome, terminal))
         tell(cut_text(log_parts(record.directory)) or "")
     return status

@@ -23,7 +23,6 @@ from ddplaunch.planning.flag import Flag
 from ddplaunch.records.directory import note_path, path_text
 from ddplaunch.records.explain_sources import recorded_run
 from ddplaunch.records.find import RunRecord, last_metrics, numbered, read_record
-from ddplaunch.records.json_files import objects
 from ddplaunch.records.log_files import LogFile, blocks, log_files, part_of
 from ddplaunch.records.own.output_file import output_file
 from ddplaunch.ui.report_curves import also_shown, curves_in
@@ -101,15 +100,13 @@ def report_html(record: RunRecord) -> str:
     ]
     attempts = [path for _, node in numbered(record.directory, "node") for _, path in numbered(node, "attempt")[-1:]]
     printed = _printed([file for file in files if file.rank == 0])
-    during = () if record.outcome is None else record.outcome.findings
-    findings = [*objects(record.value("findings")), *objects(hide_json(plain(during)))]
     explanation = explained(recorded_run(record.directory))
     return environment.get_template("report.html").render(
         run=record,
         outcome=record.outcome,
         found=hide_json(plain(explanation)),
         source=_source_around(record, explanation.diagnosis),
-        findings={finding.get("code"): finding for finding in findings}.values(),
+        findings=hide_json(list({finding.get("code"): finding for finding in record.findings}.values())),
         phases=sorted((one for attempt in attempts for one in phases_in(attempt)), key=lambda one: one.rank),
         steps=[line for attempt in attempts[:1] for file in read_phases(attempt, [0]).values() for line in file.lines],
         observed=[note_path(attempt, 0).stat().st_mtime for attempt in attempts if note_path(attempt, 0).exists()],
