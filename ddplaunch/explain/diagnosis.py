@@ -104,10 +104,16 @@ class Raised:
     frame: str | None = None  # "train.py:31 in main"
     notes: tuple[str, ...] = ()
 
+    @property
+    def path(self) -> str:
+        """The file or folder that an OSError names; empty if none."""
+        match = _OF_PATH.match(self.message)
+        return match[1] if match else ""
+
     def below(self, following: Raised) -> bool:
         """Return whether a file is missing, and ``following`` failed on a folder above it."""
-        paths = [match[1] for raised in (self, following) if (match := _OF_PATH.match(raised.message))]
-        return self.type == "FileNotFoundError" and len(paths) == 2 and paths[0].startswith(f"{paths[1]}/")
+        above = following.path
+        return self.type == "FileNotFoundError" and bool(above) and self.path.startswith(f"{above}/")
 
 
 @dataclass(frozen=True)
@@ -209,6 +215,7 @@ class RunFacts:
     ``findings`` what the launch warned of, as `run.json` has it.
     ``launcher_lost``: its host ended it because it lost the launcher over ssh. ``full_disks``: folders of the run
     without free space, and how much is left. ``just_ended``: files on this machine are still as the ranks saw them.
+    ``code``: the user's own files, the script first.
     """
 
     ranks: tuple[RankEnd, ...] = ()
@@ -225,6 +232,7 @@ class RunFacts:
     stopped_by: str | None = None
     launcher_lost: bool = False
     just_ended: bool = False
+    code: tuple[str, ...] = ()
     findings: tuple[object, ...] = ()
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +36,9 @@ from ddplaunch.explain.signatures import (
     words_of,
 )
 from ddplaunch.values.variable_names import TRIAL
-from ddplaunch.values.words import SIGNALS, ranks_text, signal_name, size_text
+from ddplaunch.values.words import SIGNALS, nearest, ranks_text, signal_name, size_text
 
-_LONG, _GENERAL, _REPORTED, _PY_SPY, _VARIABLE, _TYPED, _SIZE, _MISSING = patterns("shown-words")
+_LONG, _GENERAL, _REPORTED, _PY_SPY, _VARIABLE, _TYPED, _SIZE, _MISSING, _NAME = patterns("shown-words")
 _CRASHES = (SIGNALS["SIGABRT"], SIGNALS["SIGBUS"], SIGNALS["SIGKILL"], SIGNALS["SIGSEGV"])
 _IN_OUTPUT = "its output ends there: look for these words in the script and in what it calls"
 _CALLS = "look for `sys.exit`, `os._exit` and `abort` in the script and in what it calls"
@@ -63,8 +62,8 @@ def worded(cause: RootCause) -> Diagnosis:
     raised = cause.candidate.raised if cause.candidate and cause.speaks else None
     if cause.candidate and raised:
         raised = replace(raised, notes=notes_below(cause.candidate.line, scanned))
-        if facts.just_ended and (missing := _MISSING.search(raised.message)):
-            concrete = (*_beside(Path(missing[1])), *concrete)
+        if facts.just_ended:
+            concrete = (*_close_names(raised, facts.code), *concrete)
     if cause.code == "gpu-fault" and (reported := xid(facts)):
         words = words._replace(why=f"{reported}; {words.why}")
     diagnosis = Diagnosis(
@@ -77,8 +76,8 @@ def worded(cause: RootCause) -> Diagnosis:
         cause.host,
         tuple(dict.fromkeys(line.evidence for line in cause.lines)),
         raised,
-        cause.told and bool(facts.stopped_by or facts.signal == SIGNALS["SIGINT"]),
         cause.calls,
+        cause.told and bool(facts.stopped_by or facts.signal == SIGNALS["SIGINT"]),
     )
     return as_warned(diagnosis, facts.findings)
 
@@ -93,12 +92,22 @@ def as_warned(diagnosis: Diagnosis, findings: Sequence[object]) -> Diagnosis:
     return diagnosis
 
 
-def _beside(path: Path) -> tuple[str, ...]:
-    """Return the names beside a missing file that are close to its own; () if its folder cannot be listed."""
+def _close_names(raised: Raised, code: Sequence[str]) -> Iterator[str]:
+    """Yield which name is close to the one that is missing: beside a file or folder, or in the user's ``code``."""
     with suppress(OSError):
-        if near := get_close_matches(path.name, [other.name for other in path.parent.iterdir()]):
-            return say("beside-a-missing-file", near="` and `".join(near)).fixes
-    return ()
+        if raised.type == "FileNotFoundError":
+            path = Path(raised.path)
+            while not path.parent.exists():
+                path = path.parent
+            yield from _close(path.name, path.parent, [other.name for other in path.parent.iterdir()])
+        elif missing := _MISSING.match(f"{raised.type}: {raised.message}"):
+            for file in map(Path, code):
+                yield from _close(missing[1], file, _NAME.findall(file.read_text(errors="replace")))
+
+
+def _close(missing: str, place: Path, names: Iterable[str]) -> tuple[str, ...]:
+    near = nearest(missing, {*names} - {missing}, cutoff=0.75)  # a source has many names
+    return say("close-to-it", place=f"{place}", near=near).fixes if near else ()
 
 
 def _at_exit(cause: RootCause, end: RankEnd) -> dict[str, str]:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 from ddplaunch.explain.decide.flight import PG_CONFIG, is_dump
 from ddplaunch.explain.diagnosis import LogSource, RunFacts
@@ -108,13 +108,14 @@ def _facts(record: RunRecord) -> RunFacts | None:
 
 
 def facts_of_run(run: Mapping[str, Any]) -> RunFacts:
-    """Return the facts in run.json: the plan, the command as typed, the Slurm job, and what the launch warned of."""
+    """Return the facts in run.json: the plan, the command as typed, the Slurm job, warnings, and the user's files."""
     plan, argv, environment = run.get("plan"), run.get("argv"), run.get("environment")
     return RunFacts(
         plan=plan if isinstance(plan, dict) else None,
         argv=tuple(map(str, argv)) if isinstance(argv, list) else None,
         slurm_job=as_text(environment.get("SLURM_JOB_ID")) if isinstance(environment, dict) else None,
         findings=tuple(run.get("findings") or ()),
+        code=tuple(run.get("code") or ()),
     )
 
 
@@ -140,12 +141,10 @@ def named_files(words: Sequence[str]) -> Subject:
 def _stdin() -> LogSource:
     if sys.stdin is None:
         raise usage("stdin is closed", why="`-` reads the log from there", fix="`ddplaunch explain FILE`")
-    stream = sys.stdin.buffer
-    return LogSource("stdin", _log("stdin", stream if isinstance(stream, io.BufferedReader) else _buffered(stream)))
-
-
-def _buffered(stream: Any) -> BinaryIO:
-    return cast("BinaryIO", io.BufferedReader(stream))
+    stream: Any = sys.stdin.buffer
+    return LogSource(
+        "stdin", _log("stdin", stream if isinstance(stream, io.BufferedReader) else io.BufferedReader(stream))
+    )
 
 
 def _file(word: str, path: Path) -> LogSource:

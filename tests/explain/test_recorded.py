@@ -311,17 +311,34 @@ def test_what_a_rank_waited_for_in_finally_is_not_the_cause() -> None:
     assert waits.code == "collective-timeout", "a library's own try is no cause"
 
 
-def test_what_is_beside_a_missing_file_is_named_while_the_files_are_those_of_the_run(tmp_path: Path) -> None:
-    for name in ("train_2.json", "train_3.json", "README.md"):
-        (tmp_path / name).touch()
-    missing = "FileNotFoundError: [Errno 2] No such file or directory: '{}'"
-    text = raised(1, missing.format(tmp_path / "train_1.json"))
-    found = recorded(("", told(0)), (text, ended(1, 1)), just_ended=True)
-    assert found.code == "dataset-missing"
-    assert found.fixes[0] == "beside it there is `train_3.json` and `train_2.json`: is that the one?"
-    later = recorded(("", told(0)), (text, ended(1, 1)))
-    nowhere = recorded((raised(1, missing.format(tmp_path / "x/train_1.json")), ended(1, 1)), just_ended=True)
-    assert "beside it" not in " ".join((*later.fixes, *nowhere.fixes))
+SOURCE = 'batch = {"image": x, "labels": y}\nloss = f(batch["lables"], self.encoder, args["--batch-size"])\n'
+GONE = "FileNotFoundError: [Errno 2] No such file or directory: "
+
+
+@pytest.mark.parametrize(
+    ("error", "place", "near"),
+    [
+        (GONE + "'{}/cats/train_1.jsn'", "cats", "train_1.json"),
+        (GONE + "'{}/cast/val/x.json'", "", "cats"),
+        (GONE + "'{}/cats/x/train_1.json'", "", ""),
+        ("KeyError: 'lables'", "train.py", "labels"),
+        ("KeyError: 'batch_size'", "train.py", "batch-size"),
+        ("AttributeError: 'Net' object has no attribute 'encode'", "train.py", "encoder"),
+        ("AttributeError: 'NoneType' object has no attribute 'encode'", "", ""),
+        ("KeyError: 'bird'", "", ""),
+    ],
+)
+def test_a_name_that_is_close_is_the_first_fix(tmp_path: Path, error: str, place: str, near: str) -> None:
+    """Beside a missing file or folder, and in the user's source, while these are what the ranks saw."""
+    (tmp_path / "cats").mkdir()
+    (tmp_path / "cats" / "train_1.json").touch()
+    (tmp_path / "train.py").write_text(SOURCE)
+    text = raised(1, error.format(tmp_path))
+    known = {"code": (str(tmp_path / "train.py"),)}
+    found, later = (recorded(("", told(0)), (text, ended(1, 1)), just_ended=now, **known) for now in (True, False))
+    asks = f"in `{tmp_path / place}` there is `{near}`: is that the one?"
+    assert (found.fixes[0] == asks) is bool(near), found.fixes
+    assert "is that the one" not in " ".join(later.fixes)
 
 
 def test_a_full_disk_is_named_with_what_is_left() -> None:
