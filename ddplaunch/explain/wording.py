@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,8 @@ def _close_names(raised: Raised, code: Sequence[str]) -> Iterator[str]:
             path = Path(raised.path)
             while not path.parent.exists():
                 path = path.parent
-            yield from _close(path.name, path.parent, [other.name for other in path.parent.iterdir()])
+            # of a million files, comparing all names would take ten seconds
+            yield from _close(path.name, path.parent, [other.name for other in islice(path.parent.iterdir(), 10_000)])
         elif missing := _MISSING.match(f"{raised.type}: {raised.message}"):
             for file in map(Path, code):
                 yield from _close(missing[1], file, _NAME.findall(file.read_text(errors="replace")))

@@ -115,9 +115,9 @@ def p2p(group: str, number: int, name: str, state: str = "scheduled") -> dict[st
     return entry(group, 0, state, name, is_p2p=True, p2p_seq_id=number)
 
 
-def batch(group: str, number: int, state: str, *names: str) -> list[dict[str, Any]]:
+def batch(number: int, state: str, *names: str) -> list[dict[str, Any]]:
     """What one `batch_isend_irecv` records: only the entry at its end says that all of it has ended."""
-    return [*(p2p(group, number, name) for name in names), p2p(group, number, "coalesced", state)]
+    return [*(p2p(ALL, number, name) for name in names), p2p(ALL, number, "coalesced", state)]
 
 
 OLD = [p2p(ALL, number, "send 0->1", "completed") for number in range(1, 4)]  # more than rank 1 still has
@@ -133,19 +133,14 @@ CASES |= {
         "rank 7 did not receive from rank 6, which waits for it",
     ),
     "stages that wait for each other, the first for nobody": (
-        [
-            [entry(TENSOR, 5)],
-            [entry(TENSOR, 5), p2p(ALL, 1, "recv 1<-2")],
-            [p2p(ALL, 1, "recv 2<-3")],
-            [entry(ALL, 1, "completed")],
-        ],
+        [[entry(TENSOR, 5)], [entry(TENSOR, 5), p2p(ALL, 1, "recv 1<-2")], [p2p(ALL, 1, "recv 2<-3")], done(ALL, 1)],
         (3,),
         "rank 3 did not send to rank 2, which waits for it",
     ),
     "a batch that has ended, and one that has not": (
         [
-            [*batch(ALL, 1, "completed", "send 0->1", "recv 0<-1"), *batch(ALL, 2, "started", "recv 0<-1")],
-            batch(ALL, 1, "completed", "recv 1<-0", "send 1->0"),
+            batch(1, "completed", "send 0->1", "recv 0<-1") + batch(2, "started", "recv 0<-1"),
+            batch(1, "completed", "recv 1<-0", "send 1->0"),
         ],
         (1,),
         "rank 1 did not send to rank 0, which waits for it",

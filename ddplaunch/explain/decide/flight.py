@@ -109,7 +109,9 @@ def _operations(rank: int, data: bytes) -> Iterator[Operation]:
     value = json.loads(data) if data[:1] == b"{" else _PlainValues(io.BytesIO(data)).load()
     ranks_of = {name: tuple(json.loads(about["ranks"])) for name, about in value.get("pg_config", {}).items()}
     entries = value["entries"]
-    batches = {_batch(entry) for entry in entries if ":coalesced" in entry["profiling_name"] and _has_ended(entry)}
+    # of the sends and recvs of one batch, torch notes the end in an entry of its own with their number
+    ended = (entry for entry in entries if ":coalesced" in entry["profiling_name"] and _has_ended(entry))
+    batches = {(entry["process_group"][0], entry["p2p_seq_id"]) for entry in ended}
     for entry in entries:
         group, number, has_ended, asks = entry["process_group"][0], entry["collective_seq_id"], _has_ended(entry), ""
         ranks = ranks_of.get(group, ())
@@ -119,11 +121,11 @@ def _operations(rank: int, data: bytes) -> Iterator[Operation]:
         if entry.get("is_p2p"):
             if (match := _TRANSFER.match(name)) is None or not ranks:
                 continue
+            has_ended = has_ended or (group, entry["p2p_seq_id"]) in batches
             peer, sends = ranks[int(match[2])], match[1] == "send"
             ranks = (rank, peer) if sends else (peer, rank)
             group, kind = f"{group}, {ranks}", "transfer"
             asks = f"receive from rank {rank}" if sends else f"send to rank {rank}"
-            has_ended = has_ended or _batch(entry) in batches
             number = int(not has_ended)  # the ranks may have recorded different numbers of those that have ended
         frames = (Frame(each["filename"], each["line"], each["name"]) for each in entry.get("frames", ()))
         stack = RankStack(rank, 0, (ThreadStack("", tuple(frames)),))
@@ -132,11 +134,6 @@ def _operations(rank: int, data: bytes) -> Iterator[Operation]:
 
 def _has_ended(entry: Mapping[str, Any]) -> bool:
     return entry.get("state") == "completed" or entry.get("retired", False)
-
-
-def _batch(entry: Mapping[str, Any]) -> tuple[str, int]:
-    """Return what the sends and recvs of one batch share with the entry of its end, where torch notes it for all."""
-    return entry["process_group"][0], entry["p2p_seq_id"]
 
 
 class _Group:
