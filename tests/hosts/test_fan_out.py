@@ -79,8 +79,8 @@ def test_dead_hosts_cost_the_others_nothing(links: Links, tmp_path: Path, monkey
     command, settled = answering(tmp_path, 0), []
 
     class Watched(FanOut):
-        async def _reach(self, name: str) -> Link:
-            link = await super()._reach(name)
+        async def reach_one(self, name: str) -> Link:
+            link = await super().reach_one(name)
             settled.append(name)
             return link
 

@@ -135,6 +135,13 @@ def test_a_key_that_others_can_read_gets_what_helps() -> None:
     assert found.fix == "`chmod 600 '/home/ada/my key'`"
 
 
+def test_an_interpreter_in_which_ddplaunch_does_not_start_is_named_with_its_last_word() -> None:
+    said = "  File ...\nTypeError: zip() takes no keyword arguments\nShared connection to gpu-x closed."
+    found = failure("gpu-x", "/opt/python", 1, said)
+    assert found.what == "gpu-x has a `/opt/python` in which ddplaunch does not start"
+    assert found.why.startswith("TypeError: zip() takes no keyword arguments; it needs Python 3.10")
+
+
 def test_one_problem_of_several_hosts_is_one_finding() -> None:
     problems = {"a": "a: Permission denied", "gpu-b": "Permission denied", "c": "Connection refused", "d e": "refused"}
     found = alike(failure(host, "python", 255, said) for host, said in problems.items())
@@ -239,9 +246,11 @@ def test_a_host_offers_its_fastest_addresses_and_says_why_it_cannot_listen(monke
 
 def test_a_dead_host_costs_its_deadline_and_the_others_nothing(links: Links) -> None:
     denied = "echo nonsense; echo 'Permission denied (publickey).' >&2; exit 255"
-    gathered = ask(links, "sleep 600", denied, deadline_s=1)
-    assert [finding.code for finding in gathered.missing] == ["host-unreachable", "host-login-denied"]
-    assert "did not answer within 1 s" in gathered.missing[0].what and gathered.reports == ()
+    answers = f"printf '\\0{GREETING[1:-1].decode()}\\n'; read question; echo '{{\"problem\": \"none\"}}'; sleep 600"
+    gathered = ask(links, answers, "sleep 600", denied, deadline_s=2)
+    codes = [finding.code for finding in gathered.missing]
+    assert codes == ["host-answer-unknown", "host-unreachable", "host-login-denied"]
+    assert "did not answer within 2 s" in gathered.missing[1].what and gathered.reports == ()
 
 
 class Program:

@@ -43,18 +43,19 @@ def ask_all(links: Links, names: Sequence[str], start: Callable[[str], Link], qu
 
 
 async def _ask_all(links: Links, names: Sequence[str], start: Callable[[str], Link], question: Question) -> Gathered:
-    hosts = await FanOut(links, start, question.deadline_s).reach(names)
+    fan_out = FanOut(links, start, question.deadline_s)
     request = replace(question.request, torch_needs_gpu=True, packages=True)
     message = {"what": "facts", "question": codec.plain(replace(question, request=request))}
-    answers = await replies([link for link in hosts if link.greeted], message)
-    clocks = dict(zip(answers, await asyncio.gather(*map(_clock, answers)), strict=True))
+
+    async def ask(name: str) -> tuple[Link, HostReport | Finding]:
+        """Ask as soon as this host is reached: the time of another one, which hangs, is not its own."""
+        link = await fan_out.reach_one(name)
+        if link.greeted and (reply := await link.ask(message, link.until_s)) is not None:
+            return link, _report(name, question, reply, await _clock(link))
+        return link, link.failure(question.python)
+
     reports, answered_links, missing = [], [], []
-    for link in hosts:
-        report: HostReport | Finding
-        if link in answers:
-            report = _report(link.name, question, answers[link], clocks[link])
-        else:
-            report = link.failure(question.python)
+    for link, report in await asyncio.gather(*map(ask, names)):
         if isinstance(report, HostReport):
             reports.append(report)
             answered_links.append(link)

@@ -51,14 +51,15 @@ class FanOut:
 
         Raises FileNotFoundError where there is no ssh, RefusedError where this machine cannot start more sessions.
         """
-        return await asyncio.gather(*map(self._reach, names))
+        return await asyncio.gather(*map(self.reach_one, names))
 
     @property
     def _free(self) -> int:
         """How many more sessions may begin now."""
         return max(0, max(1, int(self._window)) - self._connecting)
 
-    async def _reach(self, name: str) -> Link:
+    async def reach_one(self, name: str) -> Link:
+        """Return the last session of one host, as ``reach`` does."""
         tries, until_s = 0, math.inf
         while True:
             link = await self._begin(name)
