@@ -223,9 +223,9 @@ def test_a_guard_that_hears_of_all_late_takes_torchruns_word_and_spares_the_rank
     assert not {rank.pid for rank in first.ranks} & {rank.pid for rank in second.ranks}
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(("code", "fails"), [(0, False), (3, False), (3, True)])
 def test_torchruns_last_word_on_a_rank_that_nobody_saw_and_then_another_nodes(
-    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: int, fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The status is the same where the explanation ``fails``."""
     if fails:
@@ -233,14 +233,15 @@ def test_torchruns_last_word_on_a_rank_that_nobody_saw_and_then_another_nodes(
     err = tmp_path / "err"
     with err.open("wb") as errors, Guarded(tmp_path, 2, errors) as guarded:
         guarded.guard.send_signal(signal.SIGSTOP)
-        guarded.attempt(["import sys; sys.exit(3)"])
+        guarded.attempt([f"import sys; sys.exit({code})"])
         guarded.wait()
-        said = {"state": "failed", "signal": None, "failures": [failure(0, guarded.ranks[0].pid, 3)], "error": ""}
+        failures = [failure(0, guarded.ranks[0].pid, code)] * (code > 0)
+        said = {"state": "failed" if code else "succeeded", "signal": None, "failures": failures, "error": ""}
         send(guarded.channel, {"op": "end", **said})
         send(guarded.channel, {"op": "elsewhere", "outcome": {"node": 1}})
         guarded.guard.send_signal(signal.SIGCONT)
         status, ended = guarded.done()
-    assert status == 3 and (ended.attempts[0].ranks[0].exit_code, len(ended.failures)) == (3, 1)
+    assert status == code and (ended.attempts[0].ranks[0].exit_code, list(ended.failures)) == (code, failures)
     assert ended.elsewhere == {"node": 1}
     said_at_last = b"(rank 0 failed first); explaining it failed: ZeroDivisionError()\n" if fails else b"concluded\n"
     assert err.read_bytes().endswith(said_at_last)

@@ -120,7 +120,7 @@ def test_what_is_reported_of_torchruns_own_exception(
 
 #: A process that ends as torchrun may. What it has printed by then is to be seen before the end is reported.
 ENDS = """
-import os, resource, sys, threading, time
+import os, resource, signal, sys, time
 from ddplaunch.agent.plugin.session import Session
 from ddplaunch.agent.plugin.signals import Signals
 from ddplaunch.agent.plugin.torchrun_end import Ending
@@ -150,8 +150,17 @@ elif how == "raises":
     raise OSError("of its own")
 elif how == "breaks":
     session.end = lambda message: 1 / 0
+elif how == "ranks":
+    def theirs(*_): print("heard", end=" ")
+    signals.before_ranks(ending.by_signal)
+    signals.ranks_start()
+    signal.signal(15, theirs)
+    signals.ranks_run(theirs)
+    for _ in range(2): signal.raise_signal(15)  # Slurm sends it twice
+    raise OSError("as torch's handler")
 elif how == "signal":
-    threading.Thread(target=ending.by_signal, args=(15,), daemon=True).start()
+    signals.before_ranks(ending.by_signal)
+    os.kill(os.getpid(), 15)
     while ending._leaving is None: time.sleep(0.01)
 """
 
@@ -159,7 +168,12 @@ elif how == "signal":
 @pytest.mark.parametrize("guarded", [True, False])
 @pytest.mark.parametrize(
     ("how", "state", "status"),
-    [("forks", "succeeded", 0), ("breaks", "succeeded", 0), ("raises", "failed", 1), ("signal", "terminated", 143)],
+    [
+        ("forks", "succeeded", 0),
+        ("breaks", "succeeded", 0),
+        ("raises", "failed", 1),
+        *((how, "terminated", 143) for how in ("ranks", "signal")),
+    ],
 )
 def test_the_end_of_torchruns_process_is_reported_once_and_not_by_its_forks(
     how: str, state: str, status: int, guarded: bool, tmp_path: Path
@@ -169,7 +183,8 @@ def test_the_end_of_torchruns_process_is_reported_once_and_not_by_its_forks(
     outcome = read_outcome(tmp_path)
     assert isinstance(outcome, RunOutcome), done.stderr
     assert (done.returncode, outcome.state, outcome.exit_status) == (status, state, status), done.stderr
-    assert done.stdout.startswith("printed before the end\n") and done.stdout.endswith("printed last\n")
+    printed = "printed heard " if how == "ranks" else "printed "
+    assert done.stdout.startswith(f"{printed}before the end\n") and done.stdout.endswith("printed last\n")
     assert done.stderr.count("\nOSError: of its own\n") == (how == "raises")
     told = guarded and how != "breaks"  # by the guard, which is ended where it cannot be asked
     assert bool(outcome.notes) is not told and ("ddplaunch: " in done.stderr) is told
