@@ -499,13 +499,18 @@ def test_the_kernels_lines_are_those_since_the_attempt_began(monkeypatch: pytest
     os.close(writing)
 
 
-def test_folders_of_a_full_disk_are_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    folders = [str(tmp_path), "/proc/none", str(tmp_path.parent)]
-    assert evidence.full_disks(folders) == ()
-    monkeypatch.setattr(evidence, "_FULL_BYTES", 1 << 60)
-    (first, room), *others = evidence.full_disks(folders)
-    assert first == str(tmp_path) and room.endswith(" are free") and str(tmp_path.parent) not in dict(others)
+def test_a_full_disk_is_named_once_by_the_folder_of_the_run(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(Path(settings.directory).parents[1], "r")
+    Path(f"{settings.node_directory}/attempt-0/rank-1.out").write_text("OSError: [Errno 28] No space left on device\n")
+    monkeypatch.setenv("TMPDIR", settings.directory)
+    for full_bytes, folders in ((0, []), (1 << 60, [settings.directory])):
+        monkeypatch.setattr(evidence, "_FULL_BYTES", full_bytes)
+        told(settings._replace(outputs=("/proc/none", settings.directory)), ended(two_ranks()), 1)
+        fixes = recorded(settings)["diagnosis"]["fixes"]
+        named = [fix.split("`")[1] for fix in fixes if fix.startswith("make room on")]
+        assert named[:1] == folders and "." not in named, "the working directory is on that disk too"
 
 
 def test_a_failed_collective_is_told_with_the_place_of_each_rank(settings: Settings) -> None:
