@@ -87,6 +87,11 @@ CASES: dict[str, tuple[list[list[dict[str, Any]]], tuple[int, ...], str]] = {
         (1, 3),
         "rank 1 did not join all_reduce of [8] (number 5); rank 0 did; rank 3 did not come elsewhere",
     ),
+    "two in the second group, where one is also late in the first": (
+        [[entry(TENSOR, 5)], [], [entry(EXPERTS, 7)], []],
+        (1, 3),
+        "ranks 1, 3 did not join all_reduce of [8] (number 7); rank 2 did",
+    ),
     "all came": (
         [[*done(ALL, 1), entry(ALL, 2)], [*done(ALL, 1), entry(ALL, 2)]],
         (),
@@ -160,9 +165,14 @@ def test_who_is_missing(case: str, tmp_path: Path) -> None:
     assert found.missing == missing
     assert found.what == what
     assert found.differs == case.startswith("another")
+    of_run = flight(read_dumps(tmp_path), len(entries))
+    assert of_run and of_run.everyone == (0 if missing or found.differs else len(entries))
+    assert flight(read_dumps(tmp_path), 9) == found, "of all ranks some have no dump"
 
 
 def test_nothing_is_told_of_ranks_that_ended_all_or_are_alone(tmp_path: Path) -> None:
+    apart = recorded(tmp_path, dump(*done(ALL, 1), entry(ALL, 2), groups={}), dump(*done(ALL, 1), groups={}))
+    assert apart.missing == (1,), "a group whose ranks are not named is of those that call"
     both = [dump(*done(ALL, 1, 2))] * 2
     assert flight(read_dumps(written(tmp_path, both))) is None
     (tmp_path / "flight-recorder-rank-1").unlink()
@@ -182,6 +192,8 @@ def test_a_dump_that_is_broken_or_would_run_code_is_refused(data: bytes, tmp_pat
     with pytest.raises(UsageError, match="is not a dump of torch's flight recorder"):
         read_dump(path)
     assert read_dumps(tmp_path) == {}
+    (tmp_path / "flight-recorder-rank-x").write_bytes(pickle.dumps(dump()))
+    assert read_dumps(tmp_path) == {0: ()}, "a name without a number"
 
 
 def test_files_are_known_as_dumps_by_name_and_content(tmp_path: Path) -> None:
@@ -191,7 +203,7 @@ def test_files_are_known_as_dumps_by_name_and_content(tmp_path: Path) -> None:
         ("rank7.json", json.dumps(dump()).encode(), True),
         ("model.pt", pickle.dumps(dump()), False),
         ("train.log.1", b"pg_config of rank 1\n", False),
-        ("records.json", b'{"message": "step 1"}\n', False),
+        ("records-3.json", b'{"message": "step 1"}\n', False),
     ):
         (tmp_path / name).write_bytes(data)
         assert is_dump(tmp_path / name) is told, name
@@ -210,6 +222,8 @@ def test_explain_reads_dumps_and_folders_of_them(call: Call, folder: Path) -> No
         assert "  --> rank 1\n" in said.out and "as all_reduce at train.py:21" in " ".join(said.out.split())
     (folder / "fr" / "rank-0.err").write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n")
     assert "error[cuda-out-of-memory]" in call("explain", "fr").out, "a log beside them says why"
+    (folder / "fr" / "rank-0.err").write_text("RuntimeError: Timed out waiting 6000ms for recv operation to complete\n")
+    assert "rank 1 did not join" in call("explain", "fr").out, "they say more than one that only tells of a time-out"
     (folder / "trace_1.json").write_text('{"pg_config": ')
     refused = call("explain", "trace_0.json", "trace_1.json")
     assert refused.status == ExitStatus.USAGE and "`trace_1.json` is not a dump" in refused.err

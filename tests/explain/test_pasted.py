@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-
 import pytest
 
 from tests.explain.logs import TORCH, diagnosed, failed, raised
@@ -29,26 +26,6 @@ def test_an_import_that_the_program_does_without() -> None:
     assert found.code == "cudnn-error" and "libnvrtc.so" in found.what
     assert diagnosed(MISSING + "please pip install seaborn, it is used instead\n").code == "module-not-found"
     assert diagnosed(MISSING + CUDNN + failed(-6, 0, 31)).code == "module-not-found"
-
-
-@pytest.mark.parametrize(
-    "show",
-    [
-        lambda at, text: f"{'INFO' if at < 9 else 'ERROR'}\t2026-01-05T04:11:{at:02}.123Z\tworkerpool0-0\t{text}",
-        lambda at, text: f"2026-01-05 04:11:{at:02} {'INFO' if at < 9 else 'ERROR'} trainer: {text}",
-        lambda at, text: f'time="2026-01-05T04:11:{at:02}Z" level={"info" if at < 9 else "error"} msg={text}',
-        lambda at, text: f"[{'STDOUT' if at < 9 else 'STDERR'}] {text}",
-        lambda at, text: f'2026-01-05T04:11:{at:02}Z\t{{"app":"train","pod":"trainer-1"}}\t{text}',
-        lambda at, text: f"trainer-1 {json.dumps({'level': 'info', 'message': text})}",
-        lambda at, text: f"2026-01-05 04:11:{at:02}.000 +0000 kube.train: {json.dumps({'log': text + chr(10)})}",
-        lambda at, text: f'{{ "ts": 1.{at}, "msg": {json.dumps(text)} }}',
-        lambda at, text: json.dumps({"kubernetes": {"pod": "a"}, "log": {"message": text}, "level": "info"}),
-    ],
-)
-def test_what_a_collector_puts_before_each_line_may_differ_in_its_words(show: Callable[[int, str], str]) -> None:
-    lines = (STEPS + raised(None, "KeyError: 'title'")).splitlines()
-    found = diagnosed("".join(f"{show(at, line)}\n" for at, line in enumerate(lines)))
-    assert found.what == "KeyError: 'title' at train.py:31 in main"
 
 
 @pytest.mark.parametrize("file", ["agent/server/api.py:836", "multiprocessing/errors/error_handler.py:141"])

@@ -64,6 +64,9 @@ def test_a_summary_without_a_host_is_of_the_one_that_its_lines_name() -> None:
     trailer = Trailer()
     told = [trailer.feed(line) for line in lines_of(text.replace("\n", "\n[pod/worker-1/pytorch] "))]
     assert [(each.rank, each.host) for each in trailer.finish()] == [(3, "worker-1")]
+    for between, rows in (("words\n", 0), (" words\n", 1)):
+        cut_off = summary((3, 1, 50)).replace("  exitcode", f"{between}  exitcode")
+        assert len(exits(cut_off)) == rows, "an entry ends with a line that is not indented"
     assert told[-3].speaker.rank is None, "an entry ends with its rule"
     assert trailer.failed_summary is not None and trailer.failed_summary.text == "train.py FAILED"
 
