@@ -20,13 +20,6 @@ def test_only_the_files_of_a_record_are_shown_below_its_directory() -> None:
     assert "evidence: /home/kim/train.py:3: step()" in shown and "runs/7/node-0/rank-0.err:4: KeyError" in shown
 
 
-def test_another_cause_in_the_log_is_shown_below_the_first() -> None:
-    text = raised(0, FULL) + raised(1, NO_ROOM) + failed(1, 0, 11)
-    found = explained(text)
-    assert found.diagnosis is not None and found.diagnosis.code == "cuda-out-of-memory"
-    assert [(echo.rank, echo.evidence.line) for echo in found.cascade] == [(1, 8)]
-
-
 def test_where_the_work_went_on_the_last_error_that_it_passed_over_is_shown() -> None:
     steps = "".join(f"step {step} loss 2.{step}\n" for step in range(100, 900, 100))
     again = "I1102 02:00:00.000000 900 api.py:869] [default] Worker group FAILED. 3/3 attempts left; will restart\n"

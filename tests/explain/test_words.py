@@ -37,39 +37,6 @@ def test_a_crash_names_the_first_of_the_users_calls_wherever_the_stack_stands() 
     assert none.calls == () and "reader.py" not in none.what
 
 
-def test_a_syntax_error_has_its_line() -> None:
-    found = diagnosed("  File \"/w/train.py\", line 14\n    def f(x\n         ^\nSyntaxError: '(' was never closed\n")
-    assert found.code == "syntax-error" and found.what.endswith(", at train.py:14")
-    assert found.calls[0].source == "def f(x"
-
-
-def test_a_folder_and_an_unwritable_place_are_called_so() -> None:
-    folder_found = diagnosed(raised(None, "IsADirectoryError: [Errno 21] Is a directory: '/data/config'"))
-    assert "`/data/config` is a folder" in folder_found.what and "is not there" not in folder_found.what
-    file_found = diagnosed(raised(None, "NotADirectoryError: [Errno 20] Not a directory: '/data/x.tar/a'"))
-    assert "is not there" not in file_found.what
-    for text in (
-        "RuntimeError: File /out/e.pt cannot be opened.",
-        "PermissionError: [Errno 13] Permission denied: '/out'",
-    ):
-        said = diagnosed(raised(None, text))
-        assert said.code == "permission-denied" and "1024" not in said.why + "".join(said.fixes)
-    port = diagnosed("DistNetworkError: The server socket has failed to bind. port: 80, code: -13, name: EACCES\n")
-    assert port.code == "permission-denied" and "1024" in port.why and "--master-port" in port.fixes[0]
-
-
-def test_the_interface_of_the_lines_above_is_named_and_needed() -> None:
-    failed = "n:1:9 [0] include/socket.h:360 WARN Call to connect failed : Connection timed out\n"
-    found = diagnosed("n:1:1 [0] INFO NET : Using interface docker0:172.17.0.1<0>\n" + failed)
-    assert found.what == "NCCL used docker0 (172.17.0.1), which other hosts do not reach: Connection timed out"
-    assert "not docker0" in found.fixes[0]
-    other = diagnosed("n:1:1 [0] INFO NET : Using interface eth0:10.0.0.1<0>\n" + failed)
-    assert "docker0" not in other.what and other.certainty != "unknown"
-    assert (
-        explained("n:1:1 [0] NCCL INFO NET/Socket : Using [0]docker0:172.17.0.1<0>\nstep 1\nstep 2\n").diagnosis is None
-    )
-
-
 def test_a_code_is_described_mechanism_by_mechanism(call: Call) -> None:  # noqa: F811
     def one(why: str, fix: str, tier: Tier = Tier.CAUSE) -> Signature:
         return Signature("c", tier, "what", example=f"as {why}", why=why, fixes=(fix,))
