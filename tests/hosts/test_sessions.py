@@ -304,10 +304,13 @@ def test_a_program_that_ignores_sigterm_is_killed_when_asked_or_when_nothing_is_
     program.until(lambda: b"up" in program.printed["out"], "the program runs")
     program.link.send({"signal": signal.SIGKILL})
     assert program.ended()[2] == 128 + signal.SIGKILL
-    program = Program(links, stubborn)
+    program = Program(links, stand_in(tmp_path, "echo up; exec sleep 600"))
     program.until(lambda: b"up" in program.printed["out"], "the program runs")
+    printed_s = program.link.heard_s
+    program.link.send({})
+    program.until(lambda: program.link.heard_s > printed_s, "the service answers a beat")
     program.link.process.terminate()
-    assert program.ended()[2] == 128 + signal.SIGKILL, "a host that is shut down ends it, and says how it ended"
+    assert program.ended()[2] == 128 + signal.SIGTERM, "a host that is shut down ends it, and says how it ended"
     _, err, status = Program(links, stubborn, host_timeout_s=1.0).ended()
     assert status == 255, "lost, whatever the program's status was"
     assert why_lost(status, err.decode()) == "ddplaunch there heard nothing of the launcher for 1 s"
