@@ -251,6 +251,6 @@ def still_running(
     if process is None or not process.alive or process.start_ticks != recorded.start_time:
         return None
     named = process.mark(RUN_ID)
-    if named is None and process.environment == {}:  # setproctitle overwrites the environment with its title
+    if process.environment == {}:  # setproctitle overwrites the environment with its title
         named = next((mark for ancestor in ancestors(table, process.pid) if (mark := ancestor.mark(RUN_ID))), None)
     return process if named == node.run_id else None

@@ -376,6 +376,9 @@ def test_what_has_not_prepared_for_the_signal_is_not_sent_it() -> None:
     with running(LOOP, shell=True) as process:  # a rank that is a shell script
         (one,) = take_stacks([asked(process)])
         assert one.main[0].function == "turn" and one.pid != process.pid
+    with running(LOOP, shows=False, shell=True) as process:
+        (one,) = take_stacks([asked(process)])
+        assert [read_process(pid).command[-1] for pid in one.programs] == [LOOP], "what it started is told"  # type: ignore[union-attr]
     with running(caught + READS, shows=False) as process:  # somebody's own handler of the same signal
         (one,) = take_stacks([asked(process)])
         assert not one.threads and "`--no-stacks`" in one.problem

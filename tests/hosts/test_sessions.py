@@ -333,7 +333,8 @@ def test_a_lost_launcher_is_noted_unless_it_had_begun_to_end_the_run(links: Link
 
 
 def test_what_a_program_leaves_behind_ends_with_it_and_another_run_does_not(links: Links, tmp_path: Path) -> None:
-    rank = "LOCAL_RANK=0 RANK=0 DDPLAUNCH_RUN_ID={} setsid sleep 120 2> /dev/null & echo $!"
+    rank = "LOCAL_RANK=0 RANK=0 DDPLAUNCH_RUN_ID={} setsid sleep 120 2> /dev/null & echo $!\n"
+    rank += "until grep -qs DDPLAUNCH_RUN_ID /proc/$!/environ; do sleep 0.05; done"  # before, it is told by nothing
     program = Program(links, stand_in(tmp_path, "\n".join(map(rank.format, ("none-such", "another")))))
     program.until(lambda: program.link.process.poll() is not None, "the program and what it left are gone")
     left, another = map(int, program.printed["out"].removeprefix(GREETING).split())

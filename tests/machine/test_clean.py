@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.cli.commands.afterwards import clean as clean_command
-from ddplaunch.hosts.local.end_orphans import Cleaned, Leftovers
+from ddplaunch.hosts.local.end_orphans import Cleaned, Leftovers, leftovers
 from ddplaunch.machine.processes.orphans import Orphans
-from ddplaunch.machine.processes.process_table import Process, read_process
+from ddplaunch.machine.processes.process_table import Process, process_table, read_process
 from ddplaunch.records.old_records import old_records, remove_record
 from ddplaunch.records.own import run_lock
 from ddplaunch.records.own.own_files import try_lock
@@ -266,6 +266,15 @@ FOUND = Leftovers(
     (Orphans("none", "torchrun", (THEIRS,)),),
     {4711: {3: 12 << 30}},
 )
+
+
+def test_this_command_is_not_ended_in_a_terminal_that_an_orphan_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = process_table()
+    orphans = tuple(
+        Orphans(run_id, "ddplaunch", (process,)) for run_id, process in (("a", table[os.getppid()]), ("b", RANK))
+    )
+    monkeypatch.setattr("ddplaunch.hosts.local.end_orphans.orphans_in", lambda *_: orphans)
+    assert leftovers(table, RANK.uid).own == orphans[1:] and leftovers(table, RANK.uid, "a").own == ()
 
 
 def work(found: Leftovers, tmp_path: Path, old: int = 0) -> Cleanup:

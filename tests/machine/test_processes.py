@@ -254,6 +254,6 @@ def test_recorded_processes_count_with_boot_and_start(tmp_path: Path) -> None:
         assert (
             still_running(node.launcher, node, table(renamed, process(9, environment=above)), boot) is renamed
         ) is of_run
-    other = process(10, parent=9, environment={"DDPLAUNCH_RUN_ID": "x"})
+    other = process(10, parent=9, environment={"PATH": "/bin"})
     assert still_running(node.launcher, node, table(other, process(9, environment=ours)), boot) is None
     assert still_running(node.launcher, node, table(process(10, start_ticks=11, environment=ours)), boot) is None

@@ -51,6 +51,9 @@ def test_states(tmp_path: Path) -> None:
     assert state_of(RunRecord("r", tmp_path, 0.0, {}, {}), None, (), host) == "ended", "no host is named"
     assert state_of(read_record(directory), RunProcesses("r", 7, (RANK,)), (), host) == "running"
     assert state_of(read_record(directory), RunProcesses("r", 7, (), (RANK,)), (), host) == "orphaned"
+    assert summary(directory, RunProcesses("r", 7, (), (DETACHED,)), host).state == "orphaned", (
+        "how it ended is not known"
+    )
     outcome(directory, "failed", exit_status=42)
     assert state_of(read_record(directory), None, (NODE, AWAY), host) == "failed"
     assert summary(directory, RunProcesses("r", 7, (), (RANK,)), host).state == "orphaned"
@@ -121,8 +124,17 @@ def test_runs_of_this_directory_come_first_and_only_an_own_run_misses_its_record
     assert summary(here, None, host_name()).hosts == (host_name(),)
 
 
+def test_what_a_record_lacks_its_processes_tell(tmp_path: Path) -> None:
+    rank = RANK._replace(command=("python", "t.py"))
+    assert summary(tmp_path, RunProcesses("r", 7, (), (rank,)), host_name()).script == "t.py"
+    assert summary(record(tmp_path, "r"), RunProcesses("r", 7, (), (rank,)), host_name()).script == "train.py"
+
+
 def test_a_directory_that_goes_away(tmp_path: Path) -> None:
     directory = record(tmp_path, "r")
+    (directory / "run.json").unlink()
+    (directory / "run.json").mkdir()
+    assert read_record(directory).problem == "run.json: Is a directory"
     shutil.rmtree(directory)
     assert read_record(directory).problem == "the directory is gone"
     assert state_of(read_record(directory), None, (), host_name()) == "unreadable"
