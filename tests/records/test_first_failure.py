@@ -206,5 +206,8 @@ def test_what_slurm_told_node_0_counts_before_what_other_nodes_met_because_of_it
     ended = replace(outcome(0, "terminated", status=143), diagnosis=told)
     record = RunRecord("r", Path("r"), 0.0, {}, {0: ended, 1: lost})
     assert record.outcome is ended and told is not None and told.code == "scheduler-error"
+    for state in ("failed", "killed"):
+        own = outcome(0, state, rank(0, 9.0, 1))
+        assert replace(record, outcomes={0: own, 1: lost}).outcome is own, "though it failed later"
     by_hand = replace(record, outcomes={0: outcome(0, "terminated", status=143), 1: lost})
     assert by_hand.outcome is lost

@@ -13,7 +13,8 @@ import pytest
 from ddplaunch.machine.processes.process_table import Process, process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
 from ddplaunch.records import json_files, run_states
-from ddplaunch.records.find import RunRecord, read_record, read_run
+from ddplaunch.records.directory import metrics_path
+from ddplaunch.records.find import RunRecord, last_metrics, read_record, read_run, run_directories
 from ddplaunch.records.launchers import (
     NodeProcesses,
     Place,
@@ -137,7 +138,25 @@ def test_a_directory_that_goes_away(tmp_path: Path) -> None:
     assert read_record(directory).problem == "run.json: Is a directory"
     shutil.rmtree(directory)
     assert read_record(directory).problem == "the directory is gone"
+    directory.touch()
+    assert read_record(directory).problem == "the directory is gone", "a file stands in its place"
     assert state_of(read_record(directory), None, (), host_name()) == "unreadable"
+
+
+def test_the_last_metrics_are_those_of_the_last_attempt_whatever_else_was_written(tmp_path: Path) -> None:
+    directory = record(tmp_path, "r", begun_s=1.0)
+    assert last_metrics(directory) == {}
+    for attempt in (0, 10, 9):
+        folder = directory / "node-0" / f"attempt-{attempt}"
+        folder.mkdir(parents=True)
+        lines = [f'{{"metrics": {{"loss": {loss}, "name": "x", "attempt": {attempt}}}}}' for loss in (2, 1.5)]
+        lines += ["{", "{}", "[1]", '{"metrics": 5}', '{"metrics": {"loss": ']
+        metrics_path(folder).write_text("\n".join(lines))
+    assert last_metrics(directory) == {"loss": 1.5, "attempt": 10}
+    metrics_path(directory / "node-0" / "attempt-10").unlink()
+    assert last_metrics(directory) == {}
+    (tmp_path / "runs" / "begun").mkdir()  # and has no run.json yet
+    assert [path.name for path in run_directories(tmp_path)] == ["begun", "r"]
 
 
 def test_only_the_newest_records_are_read(call: Call, folder: Path) -> None:
