@@ -65,6 +65,7 @@ FOR_SEVERAL = "master-addr-is-loopback-for-several-nodes"
 
 CASES = (
     fires("port-taken", "29500 is in use by pid 4242 of eve: python train … a free port", master_port=TAKEN),
+    fires("port-taken", "by pid 4242\n", master_port=replace(TAKEN, holder_user=None, holder_command=None)),
     fires("port-taken", "on every node", launch=several(), master_port=TAKEN),
     fires("port-taken", "`unset MASTER_PORT`, and a free port", launch=BY_VARIABLE, master_port=TAKEN),
     fires("port-taken", "cannot see", launch=NO_LAUNCH, master_port=PortFact(29500, False, "Address already in use")),
@@ -114,6 +115,7 @@ CASES = (
     fires("host-name-loopback", "127.0.1.1", launch=several(device=CPU, environment=UNNAMED), **named("127.0.1.1")),
     silent("host-name-loopback", launch=several(device=CPU, environment=GLOO_NAMED), **named("127.0.1.1")),
     silent("host-name-loopback", launch=several(), **named("127.0.1.1", "10.0.0.5")),
+    silent("host-name-loopback", "host-name-unresolvable says it", launch=several(), host=NAMELESS),
     fires("master-addr-unroutable", "Network is unreachable", launch=several(1, "10.0.0.9"), **routed(NOWHERE)),
     silent("master-addr-unroutable", launch=several(1, "10.0.0.9"), **routed(NOWHERE), **POD),
     silent("master-addr-unroutable", launch=several(1, "10.0.0.9"), **routed(THERE)),
@@ -127,6 +129,7 @@ CASES = (
     fires("node-rank-0-not-master", "this is node rank 1", "warning", launch=several(1), **routed(HERE)),
     fires("node-rank-0-not-master", "10.0.0.9", "warning", launch=AWAY, **routed(THERE), **DOCKER),
     silent("node-rank-0-not-master", launch=several(), **routed(HERE)),
+    silent("node-rank-0-not-master", "master-addr-unroutable says it", launch=AWAY, **routed(NOWHERE)),
     silent("node-rank-0-not-master", launch=several(1, "127.0.0.1"), **routed(HERE)),
     silent("node-rank-0-not-master", launch=BY_TASK, **routed(HERE)),
 )

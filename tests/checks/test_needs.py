@@ -120,6 +120,7 @@ CASES = (
     fires("script-arguments", "put `--dry-run` before `--`", "warning", launch=given("--dry-run"), script=PART),
     fires("script-arguments", "put `--accum` before `--`", "warning", launch=given("--accum=2"), script=BARE),
     fires("rendezvous-in-script", "own MASTER_PORT=12 … the_line(c … py:7", "warning", **meeting("MASTER_PORT=12")),
+    fires("rendezvous-in-script", "own MASTER_PORT=12, not", "warning", **meeting("MASTER_PORT=12", NAMED)),
     silent("rendezvous-in-script", "one process was asked for", **meeting("MASTER_PORT=12355", ONE)),
     silent("rendezvous-in-script", "the launch has it too", **meeting("tcp://127.0.0.1:23456", NAMED)),
     silent("rendezvous-in-script", "the launch has it too", **meeting("MASTER_PORT=23456", NAMED)),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddplaunch.cli.hosts.meet_nodes import TIMEOUT_S, wanted, with_rendezvous_id
+from ddplaunch.cli.hosts.meet_nodes import TIMEOUT_S, _heeded, _slurm_hosts, wanted, with_rendezvous_id
+from ddplaunch.cli.prepare import Prepared
 from ddplaunch.hosts.roll_call import messages as words
 from ddplaunch.hosts.roll_call.messages import Greeting, Hello, Secret, Status, Verdict
 from ddplaunch.hosts.roll_call.rules import (
@@ -26,7 +28,7 @@ from ddplaunch.planning.launch import Launch
 from ddplaunch.planning.options import Options
 from ddplaunch.ui.launch_view import RollCallLine, joined_text
 from ddplaunch.values import codec
-from ddplaunch.values.finding import Finding, Severity, error
+from ddplaunch.values.finding import Finding, RefusedError, Severity, error
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
 from tests.checks.healthy import (
     PYTHON,
@@ -40,7 +42,7 @@ from tests.checks.healthy import (
 )
 from tests.hosts.roll_calls import WORDS, hello
 
-FLAG = Source("flag", "--x")
+FLAG, UNREAD = Source("flag", "--x"), Unavailable("not read")
 UNKNOWN = {name: Unavailable("not asked") for name in ("torch", "nvml", "python")}
 
 
@@ -242,6 +244,39 @@ def test_when_a_roll_is_called() -> None:
 def test_the_fresh_id_goes_to_torchrun_and_not_to_the_script() -> None:
     argv = ("python", "--rdzv-id=old", "--", "train.py", "--rdzv-id=mine")
     assert with_rendezvous_id(argv, "new") == ("python", "--rdzv-id=new", "--", "train.py", "--rdzv-id=mine")
+
+
+def test_what_node_0_says_is_heeded() -> None:
+    def heeded(verdict: Verdict, silent: bool = False, **options: Any) -> Launch:
+        one = replace(launch(**options), argv=("python", "--rdzv-id=old"))
+        return _heeded(
+            Prepared(one, healthy_facts(), (), Path(), UNREAD, lambda name: replace(one, run_id=name)), verdict, silent
+        )
+
+    agreed = Verdict(True, rendezvous_id="fresh", run_id="theirs")
+    assert (heeded(agreed).run_id, heeded(agreed).argv) == ("theirs", ("python", "--rdzv-id=fresh"))
+    assert (
+        heeded(agreed, run_id=Resolved("mine", FLAG)).run_id == heeded(Verdict(True)).run_id == healthy_launch().run_id
+    )
+    refused = Verdict(False, (error("nodes-missing", "node 1", why="w", fix="f"),))
+    for silent, verdict in ((False, refused), (True, replace(refused, heard=False))):
+        with pytest.raises(RefusedError, match="node 1"):
+            heeded(verdict, silent)
+    with pytest.raises(SystemExit, match="4"):
+        heeded(refused, silent=True)  # node 0 says it
+
+
+@pytest.mark.parametrize(
+    ("environ", "hosts"),
+    [
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "gpu[1-2]"}, {0: "gpu1", 1: "gpu2"}),
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "gpu1"}, {}),
+        ({"SLURM_STEP_NUM_TASKS": "2"}, {}),
+        ({"SLURM_STEP_NODELIST": "gpu[1-2]"}, {}),
+    ],
+)
+def test_slurm_names_the_nodes_of_one_task_each(environ: dict[str, str], hosts: dict[int, str]) -> None:
+    assert _slurm_hosts(environ, 2) == hosts
 
 
 def test_few_lines_and_no_control_characters() -> None:
