@@ -29,8 +29,8 @@ def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
 def _is_launch_line(words: Sequence[str]) -> bool:
     from ddplaunch.planning.convert.launcher_options import named_in  # only for `convert`
 
-    is_file = not words or words[0].startswith("-") or _exists(words[0])
-    return not is_file and len(words) > 1 and named_in(os.fsencode(" ".join(words)))
+    may_be_one = len(words) > 1 and not words[0].startswith("-") and not _exists(words[0])
+    return may_be_one and named_in(os.fsencode(" ".join(words)))
 
 
 def parse_target(words: Sequence[str]) -> Target:

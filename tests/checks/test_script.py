@@ -206,7 +206,7 @@ LAUNCHERS = (
     *(
         fires("script-is-launcher", fix, launch=executable("/bin/bash", "old.sh"), launch_lines=lines)
         for lines, fix in (
-            (("ddplaunch run 2 -- t.py",), "`ddplaunch run 2 -- t.py`"),
+            (("ddplaunch run 2 -- t.py",), "`ddplaunch run 2 -- t.py`\n"),
             (("ddplaunch run 2 -- t.py",) * 2, "`ddplaunch run 2 -- t.py`; `ddplaunch convert old.sh` shows all 2"),
             (("ddplaunch run $N -- t.py",), "`ddplaunch convert old.sh | patch -p0`, then `bash old.sh`"),
         )

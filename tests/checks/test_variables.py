@@ -12,7 +12,7 @@ from ddplaunch.checks.variables import near_miss
 from ddplaunch.planning.launch import Variable
 from ddplaunch.planning.options import Options
 from ddplaunch.values.resolved import Resolved, Source
-from tests.checks.cases import fires, in_doctor, judged, silent
+from tests.checks.cases import NO_LAUNCH, fires, in_doctor, judged, silent
 from tests.checks.healthy import healthy_launch, healthy_script, topology
 
 
@@ -44,13 +44,18 @@ IN_BOTH = (
     ),
 )
 MINE = Variable("NCCL_TIMEOUT", "60", Source("flag", "--env-file job.env"), "yours")
-BY_ENV = healthy_launch(options=Options(env=(Resolved(("NCCL_TIMEOUT", "60"), Source("flag", "--env")),)))
+BY_ENV = healthy_launch(options=Options(env=(Resolved(("NCCL_TIMEOUT", "60"), Source("profile", "x.toml")),)))
+OURS = Variable("NCCL_IB_DISABLE", "1", Source("detected"), "no InfiniBand port is active")
 SEVERAL = healthy_launch(topology=topology(8, 2))
 ON_CPU = healthy_launch(device=Resolved("cpu", Source("flag")))
 CASES = (
-    fires("ineffective-variable", "--env … drop `NCCL_TIMEOUT=60` from --env … seconds=60", "warning", launch=BY_ENV),
+    fires("ineffective-variable", "drop `NCCL_TIMEOUT=60` from x.toml … seconds=60", "warning", launch=BY_ENV),
     fires("ineffective-variable", "--env-file job.env", "warning", launch=healthy_launch(environment=(MINE,))),
     fires("infiniband-disabled", "mlx5_0:1 is active", "warning", launch=SEVERAL, **exporting(NCCL_IB_DISABLE="1")),
+    fires("infiniband-disabled", "mlx5_0:1", "warning", launch=NO_LAUNCH, **exporting(NCCL_IB_DISABLE="1")),
+    silent(
+        "infiniband-disabled", "not the user's", launch=healthy_launch(topology=topology(8, 2), environment=(OURS,))
+    ),
     silent("infiniband-disabled", "one node", **exporting(NCCL_IB_DISABLE="1")),
     silent("infiniband-disabled", launch=SEVERAL, **exporting(NCCL_IB_DISABLE="0")),
     silent("launch-blocking", launch=ON_CPU, **exporting(CUDA_LAUNCH_BLOCKING="1")),

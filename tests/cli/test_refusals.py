@@ -93,6 +93,7 @@ def test_options(call: Call, folder: Path, words: list[str], says: str) -> None:
         (["."], "fix: name the file, as in `-- train.py`"),
         (["trian.py"], "fix: did you mean `train.py`?"),
         (["nowhere/train.py"], "there is no directory nowhere"),
+        (["/bin/sh/train.py"], "there is no directory /bin/sh"),
         (["no-such-program"], "`no-such-program` does not exist"),
         (["data.txt"], "fix: `chmod +x data.txt`"),
         (["tool"], "`chmod +x tool`, or name what runs it: `-- python tool`"),

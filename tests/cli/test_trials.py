@@ -153,6 +153,7 @@ def test_how_a_trial_ends(
 
     def start(words: list[str], report: Path, *, inside: list[str]) -> subprocess.Popen[bytes]:
         started.append(words)
+        assert report.parent.is_dir()
         record = Path(words[words.index("--run-dir") + 1], "runs", words[words.index("--run-id") + 1])
         return subprocess.Popen([*inside, sys.executable, "-SE", "-c", CHILD + does, str(record)])
 
