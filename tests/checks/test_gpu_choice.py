@@ -26,6 +26,7 @@ CHOSEN = (Variable("CUDA_VISIBLE_DEVICES", "0,1", Source("flag", "--gpus"), "the
 BY_ENV = (Variable("CUDA_VISIBLE_DEVICES", "2,3", Source("flag", "--env-file jobs.env"), "yours"),)
 
 HIDDEN = (dataclasses.replace(CHOSEN[0], value=""),)
+AMD, BY_HIP = healthy_nvml(cuda_driver_version=(0, 0), vendor="amd"), {"HIP_VISIBLE_DEVICES": "2,3"}
 BY_SLURM = {"CUDA_VISIBLE_DEVICES": "2,3", "SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "2,3"}
 
 
@@ -39,6 +40,7 @@ unknown = partial(fires, "visible-devices-unknown")
 FIRES = (
     too_many("16 processes … 8 GPUs … `ddplaunch run 8 …` … --device cpu", launch=16),
     too_many("hides 6 of 8 … `ddplaunch run 2 …` … `unset CUDA_VIS", launch=4, **showing("2,3")),
+    too_many("HIP_VISIBLE_DEVICES=2,3 from … hides 6 of 8 … `unset HIP_VIS", launch=4, nvml=AMD, environment=BY_HIP),
     too_many("from Slurm hides 6 of 8 … `--gpus-per-node 4`", launch=4, environment=BY_SLURM),
     too_many("drop `CUDA_VISIBLE_DEVICES=2,3` from `--env-f", launch=healthy_launch(4, environment=BY_ENV)),
     too_many("`ddplaunch run 2x8 …`", launch=healthy_launch(16, topology=topology(16, nnodes=2))),

@@ -80,7 +80,9 @@ def test_a_launch_that_would_be_refused_is_still_shown(call: Call) -> None:
     words = ("2", "--ignore", "cpus-short", "--data", "nowhere")
     said = call("run", *words, "--dry-run", "--", "train.py")
     assert said.status == 4 and "error[data-missing]" in said.err and "torch.distributed.run" in said.out
-    plan = json.loads(call("plan", *words, "--json", "--", "train.py").out)
+    said = call("plan", *words, "--json", "--", "train.py")
+    assert said.status == 0 and "error[data-missing]" in said.err
+    plan = json.loads(said.out)
     assert [finding["code"] for finding in plan["findings"]] == ["data-missing"]
     (agent,) = (json.loads(one["value"]) for one in plan["environment"] if one["name"] == SETTINGS)
     assert agent["directory"] == f".ddplaunch/runs/{plan['run_id']}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ddplaunch.cli.hosts.hosts_verdict import EndedLaunch, most_telling
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence, Explanation
 from ddplaunch.hosts.session.start_hosts import HostEnd
 from ddplaunch.records import outcome as outcomes_of
+from ddplaunch.records.directory import note_stop
 from ddplaunch.records.hosts_record import merged_attempts, without_skew, write_for_all
 from ddplaunch.records.outcome import AttemptOutcome, EndedBy, RankOutcome, RunOutcome, RunState
 from ddplaunch.ui.outcome_view import attempts_text
@@ -138,6 +140,31 @@ def test_interrupted(tmp_path: Path) -> None:
     ends = [HostEnd(0, "a", 130, told=2), HostEnd(1, "b", 130, told=2)]
     found = verdict(tmp_path, ends, outcomes, 2)
     assert (found.state, found.exit_status, found.diagnosis) == ("terminated", 130, None)
+
+
+@pytest.mark.parametrize(
+    ("what", "told", "host"),
+    [
+        ("eve ended it: `ddplaunch stop`", None, "b"),
+        ("eve ended it: `ddplaunch stop`", 15, None),  # the launcher told it to end
+        ("the time limit ended it", None, None),
+    ],
+)
+def test_a_stop_that_was_typed_on_a_host(tmp_path: Path, what: str, told: int | None, host: str | None) -> None:
+    by_stop = Diagnosis("terminated", "observed", what, "", ())
+    ended = replace(outcome(1, "terminated", rank(1, T, None, "SIGTERM", "launcher")), diagnosis=by_stop)
+    ends = [HostEnd(0, "a", 143, told=15), HostEnd(1, "b", 143, told=told)]
+    found = verdict(tmp_path, ends, {0: TOLD, 1: ended}, None if host else signal.SIGTERM)
+    assert (found.state, found.exit_status) == ("terminated", 143)
+    assert found.diagnosis == (replace(by_stop, host=host) if host else None)
+
+
+def test_a_stop_that_was_typed_at_the_launcher(tmp_path: Path) -> None:
+    for launcher_lost in (True, False):  # a host says the first of a launcher that is gone
+        note_stop(tmp_path, launcher_lost)
+        found = EndedLaunch(tmp_path, "x", T, [HostEnd(0, "a", 143, told=15)], {}, signal.SIGTERM).outcome()
+        assert (found.diagnosis is None) is launcher_lost
+    assert found.diagnosis is not None and found.diagnosis.what.endswith("`ddplaunch stop`") and found.host == "a"
 
 
 def test_how_a_host_without_a_record_ended_and_times_by_one_clock(tmp_path: Path) -> None:
