@@ -152,7 +152,8 @@ def _steps_by(dest: str, flow: Flow) -> bool:
             while node is not None and not isinstance(node, FunctionNodes):
                 test = node.iter if isinstance(node, ast.For) else getattr(node, "test", None)
                 if test is not None and dest in flow.known.options_behind(test, part, 1):  # not `range(epochs)`
-                    return flow.known.runs(call, part) and not _cuts(node)
+                    by_turns = isinstance(call, ast.Continue) or not_one_pass(flow) != ""
+                    return by_turns and flow.known.runs(call, part) and not _cuts(node)
                 node = part.source.parents.get(node)
     return False
 
@@ -213,14 +214,19 @@ def _steps_itself(flow: Flow) -> bool:
     return plain and not any("automatic_optimization" in file.text for file in flow.program.files.values())
 
 
+# What accelerate has under its own launcher, unless the script makes it.
+_OF_LAUNCHER = re.compile(r"(?m)^[ \t]+([\w.]+\.deepspeed_plugin)\.deepspeed_config\[")
 # A loss from a method of the module that a wrapper holds.
 _INSIDE = re.compile(r"(?m)^[ \t]+(?!val|eval|test)\w*loss[^=\n]*= *(([\w.]+)\.module\.\w+)\(")
 
 
 def past_wrapper(flow: Flow) -> str:
-    """Return where losses are computed without the wrapper that joins gradients, as a clause; empty if nowhere."""
+    """Return where a step is taken without what joins the ranks' gradients, as a clause; empty if nowhere."""
     for part in flow.parts:
         text = part.source.text
+        launched = _OF_LAUNCHER.search(text)
+        if launched and "DeepSpeedPlugin(" not in text:
+            return f"`{launched[1]}` in {part.source.shown} is there under `accelerate launch` alone"
         inside = _INSIDE.search(text) if part.calls_of("backward") else None
         if inside and f"= {inside[2]}(" not in text:
             return f"`{inside[1]}` in {part.source.shown} goes past the wrapper that joins gradients"

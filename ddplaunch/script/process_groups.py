@@ -125,8 +125,14 @@ def ranks_of(outside: Outside, options: Sequence[DeclaredOption]) -> GroupSetUp:
         return GroupSetUp(at(certain[0], certain[1].source), alone)
     frames = (node for part in parts for node in _joining(part, bool(set_ups)))
     sets_rank = any(True for part in parts for _ in _set_in_environment(part, "RANK"))
+    of_slurm = any(
+        all(flow.known.decide(test, part) is wanted for test, wanted in flow.known.conditions(node, part))
+        for part in parts
+        for node in _set_in_environment(part, "RANK")
+        if "SLURM" in ast.unparse(node.value)
+    )
     # a group with a rank of the script's own, not with the one in the environment
-    own = not aware and (sets_rank or all(keyword(call, "rank") is not None for call, _ in set_ups))
+    own = of_slurm or (not aware and (sets_rank or all(keyword(call, "rank") is not None for call, _ in set_ups)))
     places = (*(() if own else set_ups), *frames)
     joined = any(outside.obstacle(node, part, unread=True) is None for node, part in places)
     if joined or not alone:

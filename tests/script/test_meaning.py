@@ -529,6 +529,11 @@ ACCELERATED = "import accelerate\nsched = get_scheduler('linear', num_warmup_ste
         (ACCUM, "c = {'gradient_accumulation_steps': args.accum}\ndeepspeed.initialize(config=c)", ""),
         (ACCUM, "if (i + 1) % args.accum == 0:\n    opt.step()", ""),
         (ACCUM, "for i in x:\n    last = i % args.accum == 0\n    if not last:\n        continue\n    opt.step()", ""),
+        (
+            ACCUM,
+            "for i in x:\n    loss.backward()\n    if i % args.accum:\n        opt.zero_grad()\n    opt.step()",
+            UNSTEPPED % 5,
+        ),
         (ACCUM, "for micro in range(args.accum):\n    loss.backward()", ""),
         (ACCUM, "for i in range(args.accum):\n    loss = f(x[i::args.accum])\n    loss.backward()", "`--accum"),
         (BATCH, "batch_size, width = inputs.shape\nassert batch_size == 1\n" + LOADED, ""),

@@ -69,6 +69,7 @@ OWN_METHOD = (
 )
 SPAWNED = "import torch.multiprocessing as mp\ndef f(rank):\n    dist.init_process_group(rank=rank, world_size=4)\n"
 OF_SLURM = "import torch\ntorch.distributed.init_process_group(rank=int(os.environ['SLURM_PROCID']))\n"
+TAKES_RANK = "os.environ['RANK'] = os.environ['SLURM_PROCID']\nprint(os.environ['RANK'])\ndist.init_process_group()\n"
 MPI = "import os\nfrom mpi4py import MPI\nimport torch.distributed as dist\n"
 SETS_RANK = "os.environ['RANK'] = str(MPI.COMM_WORLD.Get_rank())\ndist.init_process_group('nccl')\n"
 SUPER = (
@@ -125,6 +126,8 @@ UP = "def up(many):\n    if many:\n        dist.init_process_group()\n"
         (SPAWNED + "own = mp.get_context('spawn')\n[own.Process(target=f, args=(n,)) for n in range(4)]\n", True),
         ("import os\nif 'SLURM_PROCID' in os.environ:\n    " + OF_SLURM.replace("\n", "; ", 1), True),
         ("import os\nn = os.environ['WORLD_SIZE']\n" + OF_SLURM, True),
+        (TAKES_RANK, True),
+        ("import os\nif args.slurm:\n    " + TAKES_RANK, None),
         (MPI + SETS_RANK, True),
         (MPI + "comm = MPI.COMM_WORLD\ndist.init_process_group('nccl', rank=comm.rank, world_size=comm.size)\n", True),
         (MPI + "def unused():\n    " + SETS_RANK.replace("\n", "\n    ").rstrip() + "\n", True),
@@ -137,9 +140,17 @@ def test_ranks_of_a_launch_that_may_not_meet_are_in_doubt(tmp_path: Path, text: 
     assert hidden is None or (clause == NO_GROUP and report.complete) is not hidden
 
 
-@pytest.mark.parametrize(("before", "doubts"), [("", ["world_size"]), ("out = model(x)", []), ("val_", [])])
-def test_ranks_train_apart_where_a_loss_goes_past_the_wrapper(tmp_path: Path, before: str, doubts: list[str]) -> None:
-    step = f"{before}loss = model.module.loss(x)".replace(")loss", ")\n    loss")
+@pytest.mark.parametrize(
+    ("step", "doubts"),
+    [
+        ("loss = model.module.loss(x)", ["world_size"]),
+        ("out = model(x)\n    loss = model.module.loss(out)", []),
+        ("val_loss = model.module.loss(x)", []),
+        ("a.state.deepspeed_plugin.deepspeed_config['x'] = 1", ["world_size"]),
+        ("a.state.deepspeed_plugin.deepspeed_config['x'] = DeepSpeedPlugin()", []),
+    ],
+)
+def test_ranks_train_apart_without_what_joins_their_gradients(tmp_path: Path, step: str, doubts: list[str]) -> None:
     text = f"import torch\ntorch.distributed.init_process_group()\nfor x in y:\n    {step}\n    loss.backward()\n"
     assert [name for name, _ in read(tmp_path, text + "    optimizer.step()\n").doubts] == doubts
 

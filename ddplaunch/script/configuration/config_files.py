@@ -68,24 +68,12 @@ def _yaml(text: str, shown: str) -> Iterator[Entry]:
 
 
 def _scalars(node: Any, prefix: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, Any]]:
-    """Yield the scalars below a mapping; those merged by ``<<`` first, because others overrule them."""
-    pairs = _pairs(node) if depth else []
-    for name, value in sorted(pairs, key=lambda pair: pair[0] != "<<"):
-        if isinstance(value.value, str):
-            yield f"{prefix}{name}", value
-        elif name == "<<":
-            for each in [value] if _pairs(value) else value.value:
-                yield from _scalars(each, prefix, depth - 1)
-        else:
-            yield from _scalars(value, f"{prefix}{name}.", depth - 1)
-
-
-def _pairs(node: Any) -> list[tuple[str, Any]]:
-    """Return the names and values of a mapping; none if it is anything else."""
-    items = node.value if node is not None else []
-    if not isinstance(items, list) or not items or not isinstance(items[0], tuple):
-        return []
-    return [(key.value, value) for key, value in items if isinstance(key.value, str)]
+    """Yield the scalars below a mapping, other than those that ``<<`` merges into it."""
+    for key, value in node.value if depth and getattr(node, "id", "") == "mapping" else ():
+        if value.id == "scalar":
+            yield f"{prefix}{key.value}", value
+        elif key.value != "<<":
+            yield from _scalars(value, f"{prefix}{key.value}.", depth - 1)
 
 
 def literal_entries(name: str, node: ast.expr, source: ParsedFile, depth: int = _DEPTH) -> Iterator[Entry]:
