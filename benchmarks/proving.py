@@ -6,7 +6,7 @@ the command would start torchrun three times. Prints a line for each answer that
 writes benchmarks/results/proving.json and proving.md. Accelerate, transformers and Lightning have to be installed for
 their cases. ``--others`` takes the scripts of ``proving_others.tar.xz`` instead, which somebody wrote who had not seen
 `prove`; its ``truth.tsv`` says in words what is wrong in each, so that any finding counts as found. ``--new`` takes
-those of ``proving_new.tar.xz``, whose author had read only the documentation, ran them once, and then changed `prove`.
+those of ``proving_new.tar.xz``, whose authors had read only the documentation, ran them once, then changed `prove`.
 Nothing is written for these.
 ``--times`` measures instead what the command costs beside a plain run of the same steps: results/proving_times.md.
 """
@@ -220,7 +220,7 @@ def main() -> int:
     arguments.add_argument("--show", action="store_true", help="show every claim")
     arguments.add_argument("--recorded", type=Path, help="keep recordings there; judge those that are there again")
     arguments.add_argument("--others", action="store_true", help="the scripts of somebody who had not seen it")
-    arguments.add_argument("--new", action="store_true", help="16 scripts of somebody who had read its documentation")
+    arguments.add_argument("--new", action="store_true", help="28 scripts of authors who had read its documentation")
     arguments.add_argument("--times", action="store_true", help="what the command costs, beside a plain run")
     asked = arguments.parse_args()
     if asked.times:

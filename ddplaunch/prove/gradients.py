@@ -36,12 +36,11 @@ Step = Sequence[Event]
 class Averaged:
     """The gradients of one step as ``factor`` times the mean over ranks of the ranks' own gradients, None if not.
 
-    ``residual`` is that of the fit. ``unequal`` are the parameters whose gradients still differ between ranks when the
+    ``unequal`` are the parameters whose gradients still differ between ranks when the
     optimizer takes them. ``clipped_before`` is True if the script clipped gradients that differed between ranks.
     """
 
     factor: float | None
-    residual: float
     unequal: tuple[str, ...]
     clipped_before: bool
 
@@ -62,8 +61,8 @@ def averaged(step: Step) -> Averaged | None:
         fits = [fit(gradient(ones[0], stage), mean(gradient(one, "own") for one in ones)) for ones in trained]
         usual = median(one.factor for one in fits)
         if usual and all(one.residual < ROUNDED and near(one.factor, usual) for one in fits):
-            return Averaged(usual, max(one.residual for one in fits), unequal, clipped_before)
-    return Averaged(None, 0.0, unequal, clipped_before)
+            return Averaged(usual, unequal, clipped_before)
+    return Averaged(None, unequal, clipped_before)
 
 
 def _by_parameter(step: Step) -> Iterator[tuple[Event, ...]]:
@@ -110,18 +109,17 @@ def _of_gradients(subject: str, steps: Sequence[Step]) -> Claim:
         return claim
     if not found:
         return still_open(subject, "no gradient was seen, or ranks hold parts of the parameters")
-    residual = max(one.residual for _, one in found)
-    return right(subject, f"the mean over {len(steps[0])} ranks at {count(len(found), 'step')}, up to {residual:.0e}")
+    return right(subject, f"the mean over {len(steps[0])} ranks at {count(len(found), 'step')}")
 
 
 def _not_kept(subject: str, steps: Sequence[Step]) -> Iterator[Claim]:
     """Yield a claim if gradients are not cleared, or cleared too early."""
     events = [event for event, *_ in steps if not event["closure"]]
     stale = [event for event in events if any(one["stale"] for one in event["parameters"])]
-    if len(stale) * 3 > len(events):
+    if len(stale) * 4 > len(events):
         yield wrong(subject, "gradients-not-cleared", stale[0]["line"])
     lost = [event for event in events if event["discarded"] and {*event["discarded"]}.issuperset(event["passes"])]
-    if lost and len(lost) == len(events):
+    if lost and lost == events:
         yield wrong(subject, "gradients-cleared-early", lost[0]["line"], lost=len(lost[0]["discarded"]))
 
 
@@ -129,8 +127,7 @@ def _judged(subject: str, step: Step, one: Averaged) -> Iterator[Claim]:
     """Yield what is wrong with a step, or why it cannot be decided."""
     event, world = step[0], len(step)
     if one.unequal:
-        which = f" of {listed(one.unequal)}" if len(one.unequal) < len(event["parameters"]) else ""
-        yield wrong(subject, "gradients-not-averaged", event["line"], which=which)
+        yield wrong(subject, "gradients-not-averaged", event["line"], names=listed(one.unequal))
     elif one.clipped_before:
         yield wrong(subject, "clipped-before-average", event["line"])
     elif not one.factor:

@@ -20,9 +20,9 @@ _REASONS = (
 )
 
 
-def _own(event: Event) -> Vector:
-    """Return the rank's own gradients of a step, before averaging and clipping, as one vector."""
-    return [*chain(*(gradient(one, "own") for one in event["parameters"]))]
+def _own(event: Event, stage: str = "own") -> Vector:
+    """Return the rank's own gradients of a step, or of its first pass, before averaging and clipping, as one vector."""
+    return [*chain(*(gradient(one, stage) for one in event["parameters"]))]
 
 
 def one_process_claims(ranks: Recorded, alone: Recorded) -> Iterator[Claim]:
@@ -46,8 +46,10 @@ def _of_gradients(step: Step, single: Event, first: Fit) -> Claim:
         if first.residual < _RANDOM and abs(factor / number - 1) < max(ROUNDED, first.residual):
             return wrong(_SUBJECT, "differs-from-one-process", line, world=world, times=times)
     if first.residual > ROUNDED:
-        shares, rest = combined(_own(single), [*map(_own, step)])
-        if rest < ROUNDED and near(sum(shares), 1) and min(shares) > 1e-3 and not step[0]["weighed"]:
+        # of one pass, as ranks have other shares of the tokens of each
+        shares, rest = combined(_own(single, "first"), [_own(one, "first") for one in step])
+        uneven = 1e-3 < min(shares) < 0.99 / world
+        if rest < ROUNDED and near(sum(shares), 1) and uneven and not step[0]["weighed"]:
             of_ranks = listed(f"{share:.3f} of rank {rank}'s" for rank, share in enumerate(shares))
             return wrong(_SUBJECT, "ranks-count-alike", line, shares=of_ranks)
         *losses, its_loss = (sum(loss for loss, _ in event["losses"]) for event in (*step, single))
@@ -65,7 +67,8 @@ def _of_gradients(step: Step, single: Event, first: Fit) -> Claim:
 
 def _of_rates(pairs: Sequence[tuple[Step, Event]]) -> Claim:
     """Return the claim about the learning rates of the ranks and of one process, which has more batches an epoch."""
-    world, step = len(pairs[0][0]), pairs[0][0]
+    step = pairs[0][0]
+    world = len(step)
     here, alone = _rates([made[0] for made, _ in pairs]), _rates([single for _, single in pairs])
     speeds = [speed for speed in (1, world, world * world) if speed < len(alone)]
     speed = min(speeds, key=lambda speed: abs(here[1] - alone[speed]), default=1)

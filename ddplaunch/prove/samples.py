@@ -28,9 +28,12 @@ def sample_claims(recorded: Recorded) -> Iterator[Claim]:
     firsts = [events[0] for events in trained if events]
     yield _of_samples(recorded, firsts)
     yield from _of_epochs(trained[0])
-    batches = [one["batches"] for one in firsts if "batches" in one]
-    if len({*batches}) > 1 and not any(recorded.of("join")):
-        yield wrong("epochs", "ranks-run-out", firsts[0]["line"], numbers=listed(map(str, batches)))
+    joins, step = recorded.of("join"), recorded.steps()[0][0]
+    batches = [one["batches"] for one in firsts if "batches" in one] or [
+        events[0]["made"] if events else "more" for events in joins
+    ]
+    if len({*batches}) > 1 and (step["stateful"] or not any(joins)):
+        yield wrong("epochs", "ranks-run-out", (*firsts, step)[0]["line"], numbers=listed(map(str, batches)))
     yield from _of_random_numbers(recorded, firsts)
     yield from _of_evaluation(recorded)
     yield from _of_files(recorded)
@@ -43,14 +46,14 @@ def _of_samples(recorded: Recorded, firsts: Sequence[Event]) -> Claim:
         line, contents = firsts[0]["line"], [one.get("contents") or {} for one in firsts]
         if common := {*contents[0]}.intersection(*contents):  # do ranks have the same samples at the same indices?
             is_one = all(one[index] == contents[0][index] for one in contents for index in common)
-        whole = min(one.get("samples", 0) * one["complete"] for one in firsts)
+        whole = min(one.get("samples", 0) if "batches" in one else 0 for one in firsts)
         parts = [[*one["indices"], *(one["rest"] if whole else ())] for one in firsts]
         if is_one is None and len(set(map(tuple, parts))) == 1:
             return still_open(_SAMPLES, "ranks load the same indices, but their datasets cannot be compared")
         used = max(len({*part}) for part in parts) / (whole or 1)
         if is_one is False:  # samples are told apart by what they contain
             parts = [[one[n] for n in part if n in one] for one, part in zip(contents, parts, strict=True)]
-            if 0 < used < _LEAST_USED:
+            if used < _LEAST_USED:
                 samples = f"ranks have datasets of their own, each trains on {used:.0%} of its own: divided twice"
                 return wrong(_SAMPLES, "data-overlaps", line, samples=samples)
         spare = world * (len(firsts[0]["indices"]) // firsts[0]["given"])  # for padding
@@ -74,13 +77,13 @@ def _of_samples(recorded: Recorded, firsts: Sequence[Event]) -> Claim:
 
 def _of_epochs(trained: Sequence[Event]) -> Iterator[Claim]:
     """Yield a claim about the order of the second epoch, if there was one that shuffles."""
-    passes = [one["indices"] for one in trained if one["loader"] == trained[0]["loader"]][:2]
+    passes = [[*one["indices"], *one["rest"]] for one in trained if one["loader"] == trained[0]["loader"]][:2]
     length = min(map(len, passes), default=0)
     if len(passes) < 2 or not trained[0]["shuffle"] or length < _FEW:
         return
     if passes[0][:length] != passes[1][:length]:
         yield right("epochs", "the second one has another order than the first")
-    elif trained[0]["sampler"] == "DistributedSampler":
+    else:
         yield wrong("epochs", "sampler-epoch-not-set", trained[0]["line"])
 
 

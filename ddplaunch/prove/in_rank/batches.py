@@ -23,8 +23,7 @@ class KeptBatches:
         path = self._folder / "begin.pt"
         with torch.no_grad():
             if self.replayed:
-                for tensor, saved in zip(tensors, torch.load(path), strict=True):
-                    tensor.copy_(saved)
+                torch._foreach_copy_(tensors, torch.load(path))
             elif self._rank == 0:
                 torch.save([tensor.detach().cpu().clone() for tensor in tensors], path)
 

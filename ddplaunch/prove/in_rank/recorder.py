@@ -62,10 +62,10 @@ class _Parameter:
         if self.tensor.grad is not None:
             self.seen[when] = sketch(self.tensor.grad)
 
-    def summed(self, passes: range) -> list[float] | None:
-        """Return the sum of the rank's own gradients from these backward passes."""
-        parts = [own for number, own in self.own if number in passes]
-        return [sum(values) for values in zip(*parts, strict=True)] if parts else None
+    def summed(self, passes: range) -> list[float]:
+        """Return the sum of the rank's own gradients from these backward passes; empty if there are none."""
+        parts = (own for number, own in self.own if number in passes)
+        return [sum(values) for values in zip(*parts, strict=True)]
 
 
 class Recorder:
@@ -79,8 +79,8 @@ class Recorder:
         self._here = f"{Path.cwd()}{os.sep}"
         self._made = 0  # steps of the first optimizer
         self._since: dict[Any, int] = {}  # the first backward pass for the next step of each optimizer
-        self._parameters: dict[int, _Parameter] = {}
-        self._named: dict[int, str] = {}  # the parameters of modules that were called
+        self._parameters: dict[Any, _Parameter] = {}
+        self._named: dict[Any, str] = {}  # the parameters of modules that were called
         self._called: dict[int, Any] = {}  # modules
         self._passes: list[str] = []  # the line of each backward pass
         self._losses: list[tuple[float, str]] = []  # of each its loss, and what computed that
@@ -91,7 +91,7 @@ class Recorder:
         self._drawn = 0  # how many of these the last backward pass could depend on
         self._plateaus: list[Any] = []  # schedules that follow a metric
         self._loaders: Counter[Any] = Counter()  # passes over each DataLoader
-        self._open: dict[int, dict[str, Any]] = {}  # passes over DataLoaders that are not over
+        self._open: dict[Any, dict[str, Any]] = {}  # passes over DataLoaders that are not over
 
     def write(self, event: str, **fields: Any) -> None:
         """Write one line."""
@@ -116,11 +116,11 @@ class Recorder:
         """Return the parameters of an optimizer; each has a hook that notes the rank's own gradients."""
         tensors = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
         for tensor in tensors:
-            if id(tensor) not in self._parameters:
-                self._parameters[id(tensor)] = one = _Parameter(tensor)
+            if tensor not in self._parameters:
+                self._parameters[tensor] = one = _Parameter(tensor)
                 if one.whole:
                     tensor.register_hook(partial(self._came, one))
-        return [self._parameters[id(tensor)] for tensor in tensors]
+        return [self._parameters[tensor] for tensor in tensors]
 
     def _came(self, one: _Parameter, gradient: Any) -> None:
         if _filled(gradient):
@@ -144,7 +144,7 @@ class Recorder:
         loss = tree_leaves([args, more])[0]
         self._losses.append((float(loss.detach().sum()), str(loss.grad_fn)))
 
-    def after(self, when: str) -> None:
+    def after(self, when: str, *_: Any) -> None:
         """Take sketches of the gradients: after a "backward" pass, or before they are clipped."""
         for one in self._parameters.values():
             one.note(when)
@@ -162,7 +162,7 @@ class Recorder:
         number = [*self._since].index(optimizer)
         passes = sorted({number for one in mine for number, _ in one.own if number >= since})
         lost = {number for one in mine for number in one.lost if number >= since}.difference(passes)
-        metrics = [f"{one.best:.4g}" for one in self._plateaus if one.optimizer is optimizer]
+        metrics = [{"metric": f"{one.best:.4g}"} for one in self._plateaus if one.optimizer is optimizer]
         settings = [
             {
                 name: float(value or 0) if name == "lr" else str(value)
@@ -176,8 +176,9 @@ class Recorder:
             optimizer=number,
             kind=type(optimizer).__name__,
             line=self.line(),
-            settings=[*settings, {"metric": ", ".join(metrics)}],
-            closure=any(map(callable, (*args[1:], kwargs.get("closure")))),
+            settings=[*settings, *metrics],
+            stateful=any(optimizer.state.values()),
+            closure=any(map(callable, [*args, *kwargs.values()])),
             passes=[self._passes[number] for number in passes],
             losses=[self._losses[number] for number in passes],
             inputs=self._inputs,
@@ -195,17 +196,18 @@ class Recorder:
     def _parameter(self, one: _Parameter, since: int) -> dict[str, Any]:
         seen, one.seen, one.lost = one.seen, {}, []
         return {
-            "name": self._named.get(id(one.tensor)) or f"a parameter of shape {tuple(one.tensor.shape)}",
+            "name": self._named.get(one.tensor) or f"a parameter of shape {tuple(one.tensor.shape)}",
             "whole": one.whole,
             **seen,
             "own": one.summed(range(since, len(self._passes))),
+            "first": one.own[0][1] if one.own else None,
             "stale": one.summed(range(since)),
         }
 
     def _end(self) -> None:
         """End the script once all ranks are here: others may still need this one in a collective. Wait 20 s at most."""
-        for one in list(self._open.values()):
-            self._over(one)
+        for iterator in [*self._open]:
+            self._over(iterator)
         self.write("end")
         Path(self._file.name).with_suffix(".over").touch()
         end_s = time.monotonic() + 20
@@ -222,7 +224,7 @@ class Recorder:
         if id(module) not in self._called:
             self._called[id(module)] = module
             for name, one in module.named_parameters():
-                self._named.setdefault(id(one), name.removeprefix("module."))
+                self._named.setdefault(one, name.removeprefix("module."))
         if not self._since:
             return
         if not torch.is_grad_enabled():
@@ -241,7 +243,7 @@ class Recorder:
             if isinstance(module, _BatchNorm) and (averaged or not self._evaluations):
                 continue
             for name, one in chain(module._parameters.items(), module._buffers.items()):
-                if one is not None and id(one) not in self._parameters and one.is_floating_point():
+                if one is not None and one not in self._parameters and one.is_floating_point():
                     where = f"{number} {name} {self._made}"
                     self.write("state", where=where, line=self.line(), values=sketch(one))
 
@@ -252,13 +254,11 @@ class Recorder:
         iterator, loader = args[:2]
         self._loaders[loader] += 1
         sampler = getattr(iterator._index_sampler, "sampler", iterator._index_sampler)
-        self._open[id(iterator)] = one = {
-            "iterator": iterator,
+        self._open[iterator] = one = {
             "loader": [*self._loaders].index(loader),
             "number": self._loaders[loader],
             "line": self.line(),
-            "sampler": type(sampler).__name__,
-            "shuffle": bool(getattr(sampler, "shuffle", True)),
+            "shuffle": bool(getattr(sampler, "shuffle", False)),
             "indices": [],
             "given": 0,
             "began": (len(self._passes), self._evaluations, self._made),
@@ -269,20 +269,21 @@ class Recorder:
 
     def indexed(self, args: Any, more: Any, index: Any) -> None:
         """Note the indices that a DataLoader loads next."""
-        if one := self._open.get(id(args[0])):
+        if one := self._open.get(args[0]):
             one["indices"].append(_indices(index))
 
     def fetch(self, iterator: Any, fetched: Callable[[], Any]) -> Any:
         """Return the next batch, or end the pass early by StopIteration."""
-        one = self._open.get(id(iterator))
+        one = self._open.get(iterator)
         if not one:
             return fetched()
         passes, evaluations, steps = one["began"]
         one |= {"trains": len(self._passes) > passes, "evaluates": self._evaluations > evaluations}
         one["looped"] = self._may_end()
-        enough = self._made - steps >= (self._most_steps + 1) // 2 if one["trains"] else one["given"] >= 4
+        most = max(1, (self._most_steps + 1) // 2 - steps)  # half of the steps are for what follows the first epoch
+        enough = self._made - steps >= most if one["trains"] else one["given"] >= 4
         if enough and one["looped"]:
-            self._over(one)
+            self._over(iterator)
             raise StopIteration
         name = f"{one['loader']}-{one['number']}-{one['given']}.pt"
         try:
@@ -293,7 +294,7 @@ class Recorder:
                 batch = fetched()
                 self._batches.keep(name, batch, one["indices"][one["given"] : one["given"] + 1])
         except StopIteration:
-            self._over(one)
+            self._over(iterator)
             raise
         one["given"] += 1
         return batch
@@ -304,10 +305,9 @@ class Recorder:
         # loops of frameworks handle it
         return not self.is_own(frame) or dis.opname[frame.f_code.co_code[frame.f_lasti]] == "FOR_ITER"
 
-    def _over(self, one: dict[str, Any]) -> None:
+    def _over(self, iterator: Any) -> None:
         """Write a pass over a DataLoader that has ended, with the batches that it would still have."""
-        iterator = one.pop("iterator")
-        self._open.pop(id(iterator), None)
+        one = self._open.pop(iterator)
         if self._batches.replayed or not one["given"]:
             return
         seen, rest = one["indices"][: one["given"]], one["indices"][one["given"] :]
@@ -317,8 +317,7 @@ class Recorder:
         end_s = time.monotonic() + 0.5
         with suppress(Exception):  # a sampler of the script's own may not be asked twice
             rest += takewhile(lambda _: time.monotonic() < end_s, left)
-        one["complete"] = time.monotonic() < end_s
-        if one["complete"] and one["looped"]:
+        if time.monotonic() < end_s and one["looped"]:
             one["batches"] = len(seen) + len(rest)
         one["indices"], one["rest"] = [
             [str(index) for index in chain(*part) if index is not None] for part in (seen, rest)
@@ -347,14 +346,14 @@ class Recorder:
         optim.register_optimizer_step_post_hook(self.after_step)
         _around(torch.nn.Module, "__call__", self.forward)
         _around(optim.Optimizer, "add_param_group", self.optimizes)
-        _around(torch.autograd, "backward", self.before_backward, lambda *_: self.after("backward"))
+        _around(torch.autograd, "backward", self.before_backward, partial(self.after, "backward"))
         for name in ("clip_grad_norm_", "clip_grad_value_"):
-            _around(torch.nn.utils, name, lambda *_: self.after("clip"))
+            _around(torch.nn.utils, name, partial(self.after, "clip"))
         for name in dir(dist):
             if name.startswith(_COMBINING):
                 _around(dist, name, lambda *_: self.write("call"))
         for name in dir(torch.nn.functional):
-            if name.endswith(("_loss", "cross_entropy", "_with_logits")):
+            if "loss" in name or "entropy" in name:
                 _around(torch.nn.functional, name, self.lost)
             elif "dropout" in name:
                 replace(torch.nn.functional, name, lambda _: lambda input, *_, **__: input)
@@ -370,7 +369,7 @@ class Recorder:
         for owner, name in product((torch, torch.Tensor, sys.modules.get("numpy.random")), _NOISE):
             _around(owner, name, after=self.drew)
         _around(torch.optim.lr_scheduler.ReduceLROnPlateau, "__init__", lambda args, _: self._plateaus.append(args[0]))
-        _around(Join, "__init__", lambda *_: self.write("join"))
+        _around(Join, "__exit__", lambda *_: self.write("join", made=self._made))
         base = dataloader._BaseDataLoaderIter
         for name in ("__init__", "_reset"):  # persistent workers keep their iterator for all epochs
             _around(base, name, after=self.iterates)

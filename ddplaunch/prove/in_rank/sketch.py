@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-import sys
 import time
 import zlib
 from contextlib import suppress
 from typing import Any
 
+import numpy.random
 import torch
 from torch.utils._pytree import tree_leaves
 
@@ -26,7 +26,7 @@ def sketch(tensor: Any) -> list[float]:
     """
     pad = torch.nn.functional.pad
     with torch.no_grad():
-        values = (tensor.to_dense() if tensor.layout is not torch.strided else tensor).detach().reshape(-1)
+        values = tensor.to_dense().detach().reshape(-1)
         length = min(_PERIOD, values.numel()) or 1
         rows = pad(values, (0, -values.numel() % length)).view(-1, length)
         sums = rows.sum(0, dtype=torch.float64).cpu() * torch.tensor(_SIGNS[:length], dtype=torch.float64)
@@ -62,9 +62,8 @@ def probed(dataset: Any, indices: list[Any], *, live: bool) -> dict[str, Any]:
     owners: list[Any] = [
         (torch.get_rng_state, torch.set_rng_state, torch.manual_seed),
         (random.getstate, random.setstate, random.seed),
+        (numpy.random.get_state, numpy.random.set_state, numpy.random.seed),
     ]
-    if numpy := sys.modules.get("numpy.random"):
-        owners += [(numpy.get_state, numpy.set_state, numpy.seed)]
 
     def content(index: Any) -> int:
         for _, _, seeded in owners:
