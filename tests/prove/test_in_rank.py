@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.prove.in_rank.batches import KeptBatches
     from ddplaunch.prove.in_rank.sketch import checksum, fingerprints, probed, sketch
+    from ddplaunch.prove.in_rank.stand_in import Unsaid
 
 pytestmark = pytest.mark.slow
 
@@ -22,11 +23,12 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module", autouse=True)
 def _torch() -> None:
     """Only the worker that runs these tests imports it; all of them import this file."""
-    global torch, KeptBatches, checksum, fingerprints, probed, sketch
+    global torch, KeptBatches, Unsaid, checksum, fingerprints, probed, sketch
     import torch
 
     from ddplaunch.prove.in_rank.batches import KeptBatches
     from ddplaunch.prove.in_rank.sketch import checksum, fingerprints, probed, sketch
+    from ddplaunch.prove.in_rank.stand_in import Unsaid
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (64,), (65,), (4093,), (70, 4093), (300, 4096), (0,)])
@@ -77,3 +79,11 @@ def test_one_process_gets_the_batches_of_all_ranks(tmp_path: Path) -> None:
 def test_batches_that_cannot_be_joined_are_made_again_from_their_indices(tmp_path: Path) -> None:
     for batches in ([torch.ones(2, 3), torch.ones(2, 4)], [["a"], ["b"]]):
         assert _kept(tmp_path, *batches).joined("0-1-0.pt", list) == [0, 10, 1, 11]
+
+
+def test_what_only_a_gpu_could_say_is_printed_and_decides_nothing() -> None:
+    memory = Unsaid().get_device_properties(0).total_memory
+    assert f"{1000 * memory / 1024:.1f} MiB" == "unknown MiB"
+    for decide in (bool, int, iter, min, lambda it: it == 8, lambda it: it > 8, lambda it: it[0]):
+        with pytest.raises(TypeError):
+            decide(memory)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import Mock
 
 import torch
 import torch.distributed as dist
@@ -53,6 +53,21 @@ class CpuForCuda(TorchFunctionMode):
         return "gloo" if "nccl" in text else value
 
 
+class Unsaid(Mock):
+    """What only a GPU could say: a script may call, enter, compute with and print it, but decide nothing by it."""
+
+    def __bool__(self, *_: object) -> bool:
+        """Raise TypeError, as comparing it by size, indexing it and making it a number do."""
+        raise TypeError("the CPU stands in for a GPU, and cannot say what the script decides by")
+
+    __eq__ = __bool__
+    __enter__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = (
+        Mock.__call__
+    )
+    __exit__ = Mock(return_value=None)
+    __format__ = Mock(return_value="unknown")
+
+
 def stand_in(gpus: int, used: Callable[[], None], is_own: Callable[[Any], bool]) -> None:
     """Stand in for that many GPUs from now on. ``is_own`` says whether a frame executes the script."""
     mode = CpuForCuda()
@@ -62,7 +77,7 @@ def stand_in(gpus: int, used: Callable[[], None], is_own: Callable[[Any], bool])
         "device_count": gpus,
         "current_device": int(os.environ["LOCAL_RANK"]),
         "current_accelerator": torch.device("cuda"),
-        "device": MagicMock(),
+        "device": Unsaid(),
     }
 
     def answering(name: str, original: Any) -> Any:
@@ -72,7 +87,7 @@ def stand_in(gpus: int, used: Callable[[], None], is_own: Callable[[Any], bool])
             try:
                 return answers[name] if name in answers else original(*args, **more)
             except Exception:  # there is no GPU
-                return MagicMock()
+                return Unsaid()
 
         return call
 
