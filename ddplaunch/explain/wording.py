@@ -36,6 +36,7 @@ from ddplaunch.explain.signatures import (
     words_for,
     words_of,
 )
+from ddplaunch.machine.files import read_plain
 from ddplaunch.values.variable_names import TRIAL
 from ddplaunch.values.words import SIGNALS, nearest, ranks_text, signal_name, size_text
 
@@ -64,7 +65,7 @@ def worded(cause: RootCause) -> Diagnosis:
     if cause.candidate and raised:
         raised = replace(raised, notes=notes_below(cause.candidate.line, scanned))
         if facts.just_ended:
-            concrete = (*_close_names(raised, facts.code), *concrete)
+            concrete = (*_close_names(raised, facts), *concrete)
     if cause.code == "gpu-fault" and (reported := xid(facts)):
         words = words._replace(why=f"{reported}; {words.why}")
     diagnosis = Diagnosis(
@@ -93,18 +94,21 @@ def as_warned(diagnosis: Diagnosis, findings: Sequence[object]) -> Diagnosis:
     return diagnosis
 
 
-def _close_names(raised: Raised, code: Sequence[str]) -> Iterator[str]:
-    """Yield which name is close to the one that is missing: beside a file or folder, or in the user's ``code``."""
-    with suppress(OSError):
-        if raised.type == "FileNotFoundError":
+def _close_names(raised: Raised, facts: RunFacts) -> Iterator[str]:
+    """Yield which name is close to a missing one: beside a file or folder; in the user's code, or files of settings."""
+    if raised.type == "FileNotFoundError":
+        with suppress(OSError):
             path = Path(raised.path)
             while not path.parent.exists():
                 path = path.parent
             # of a million files, comparing all names would take ten seconds
             yield from _close(path.name, path.parent, [other.name for other in islice(path.parent.iterdir(), 10_000)])
-        elif missing := _MISSING.match(f"{raised.type}: {raised.message}"):
-            for file in map(Path, code):
-                yield from _close(missing[1], file, _NAME.findall(file.read_text(errors="replace")))
+    elif missing := _MISSING.match(f"{raised.type}: {raised.message}"):
+        for word in (*facts.code, *(facts.argv or ())):
+            with suppress(OSError):
+                file = Path(word.rpartition("=")[2])  # --config=FILE
+                names = _NAME.findall(read_plain(file).decode(errors="replace"))
+                yield from _close(missing[1], file, names)
 
 
 def _close(missing: str, place: Path, names: Iterable[str]) -> tuple[str, ...]:

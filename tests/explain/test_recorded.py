@@ -314,6 +314,7 @@ GONE = "FileNotFoundError: [Errno 2] No such file or directory: "
         (GONE + "'{}/cats/x/train_1.json'", "", ""),
         ("KeyError: 'lables'", "train.py", "labels"),
         ("KeyError: 'batch_size'", "train.py", "batch-size"),
+        ("KeyError: 'max_epoch'", "conf.yaml", "max_epochs"),
         ("AttributeError: 'Net' object has no attribute 'encode'", "train.py", "encoder"),
         ("AttributeError: 'NoneType' object has no attribute 'encode'", "", ""),
         ("KeyError: 'bird'", "", ""),
@@ -325,7 +326,9 @@ def test_a_name_that_is_close_is_the_first_fix(tmp_path: Path, error: str, place
     (tmp_path / "cats" / "train_1.json").touch()
     (tmp_path / "train.py").write_text(SOURCE)
     text = raised(1, error.format(tmp_path))
-    known = {"code": (str(tmp_path / "train.py"),)}
+    (tmp_path / "conf.yaml").write_text("trainer:\n  max_epochs: 9\n")
+    argv = ("ddplaunch", "run", "2", "--", "train.py", f"--config={tmp_path / 'conf.yaml'}")
+    known = {"argv": argv, "code": (str(tmp_path / "gone.py"), str(tmp_path / "train.py"))}
     found, later = (recorded(("", told(0)), (text, ended(1, 1)), just_ended=now, **known) for now in (True, False))
     asks = f"in `{tmp_path / place}` there is `{near}`: is that the one?"
     assert (found.fixes[0] == asks) is bool(near), found.fixes
