@@ -32,6 +32,7 @@ _RANK_VARIABLES = (
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_ERROR_FILE"),
 )
 _OPERATOR = "KUBERNETES_SERVICE_HOST"  # Kubeflow's operators set RANK and WORLD_SIZE in a pod on purpose
+_RAY_WORKER = "RAY_RAYLET_PID"  # of each worker process; Ray Train's have the variables of a rank, in pods as well
 
 
 def leftover_rank_variables(environment: dict[str, str]) -> Findings:
@@ -39,16 +40,16 @@ def leftover_rank_variables(environment: dict[str, str]) -> Findings:
 
     torchrun sets RANK, WORLD_SIZE and LOCAL_RANK for each worker. If they are left over in a shell from an earlier
     experiment, a script started there by hand behaves as one of several ranks and waits for the others. They are also
-    there where torchrun starts ddplaunch, several times, and each starts all ranks. The check stays silent in a
-    Kubernetes pod, where an operator sets them on purpose. Remedy: `unset` them.
+    there where torchrun or Ray Train starts ddplaunch, several times, and each starts all ranks. The check stays silent
+    in a Kubernetes pod, where an operator sets them on purpose, unless Ray runs there. Remedy: `unset` them.
     """
     present = [name for name in _RANK_VARIABLES if name in environment]
-    if present and _OPERATOR not in environment:
+    if present and (_OPERATOR not in environment or _RAY_WORKER in environment):
         yield warning(
             "leftover-rank-variables",
             f"the launcher's environment has {listed([f'{name}={environment[name]}' for name in present])}",
             why="torchrun replaces them for its workers, but a script started by hand behaves as one of several ranks "
-            "and waits for the others; where torchrun started this command, each of its processes starts all ranks",
+            "and waits for the others; where torchrun or Ray started this command, each process starts all ranks",
             fix=f"`unset {' '.join(present)}`",
             where=SHELL,
         )

@@ -23,6 +23,10 @@ def exporting(**environment: str) -> dict[str, Any]:
 IN_BOTH = (
     fires("leftover-rank-variables", "RANK=3, WORLD_SIZE=8", "warning", **exporting(RANK="3", WORLD_SIZE="8")),
     fires("leftover-rank-variables", "LOCAL_RANK=0", "warning", **exporting(LOCAL_RANK="0")),
+    fires(
+        *("leftover-rank-variables", "RANK=3", "warning"),
+        **exporting(RANK="3", KUBERNETES_SERVICE_HOST="10.96.0.1", RAY_RAYLET_PID="7"),
+    ),
     fires("distributed-debug-detail", "DETAIL", "warning", **exporting(TORCH_DISTRIBUTED_DEBUG="detail")),
     fires("launch-blocking", "CUDA_LAUNCH_BLOCKING is 1", "warning", **exporting(CUDA_LAUNCH_BLOCKING="1")),
     *(

@@ -234,7 +234,7 @@ def test_what_is_hidden_stays_hidden_and_nothing_else_changes(text: str) -> None
 
 
 def test_values_of_variables_are_recorded_by_a_list() -> None:
-    recorded = ("RANK", "NCCL_DEBUG", "DDPLAUNCH_RUN_ID", "SLURM_JOB_ID", "PYTHONPATH", "PATH")
+    recorded = ("RANK", "NCCL_DEBUG", "DDPLAUNCH_RUN_ID", "SLURM_JOB_ID", "PYTHONPATH", "PATH", "RAY_RAYLET_PID")
     assert all(map(is_recorded, recorded)) and not any(map(is_recorded, ("EDITOR", "DB_HOST", "MY_NCCL_X")))
     assert (recorded_value("NCCL_DEBUG", "INFO"), recorded_value("EDITOR", "vi")) == ("INFO", "***")
     assert not names_a_secret("_", "x") and not names_a_secret("12", "x") and hide_value("DB_PW", "") == ""
