@@ -32,7 +32,9 @@ _RANK_VARIABLES = (
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_ERROR_FILE"),
 )
 _OPERATOR = "KUBERNETES_SERVICE_HOST"  # Kubeflow's operators set RANK and WORLD_SIZE in a pod on purpose
-_RAY_WORKER = "RAY_RAYLET_PID"  # of each worker process; Ray Train's have the variables of a rank, in pods as well
+# of each worker process; Ray Train's have the variables of a rank, in pods as well:
+# https://docs.ray.io/en/latest/serve/advanced-guides/multi-app-container.html#environment-variables
+_RAY_WORKER = "RAY_RAYLET_PID"
 
 
 def leftover_rank_variables(environment: dict[str, str]) -> Findings:

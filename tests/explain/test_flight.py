@@ -85,7 +85,12 @@ CASES: dict[str, tuple[list[list[dict[str, Any]]], tuple[int, ...], str]] = {
     "two in two groups": (
         [[entry(TENSOR, 5)], [], [entry("tensor-1", 5)], []],
         (1, 3),
-        "rank 1 did not join all_reduce of [8] (number 5); rank 0 did; rank 3 did not come elsewhere",
+        "; ".join(f"rank {late} did not join all_reduce of [8] (number 5); rank {late - 1} did" for late in (1, 3)),
+    ),
+    "three in three groups": (
+        [[entry(TENSOR, 5)], [], [entry("tensor-1", 5)], [], [entry("tensor-2", 5)], []],
+        (1, 3, 5),
+        "rank 1 did not join all_reduce of [8] (number 5); rank 0 did; ranks 3, 5 did not come in other groups",
     ),
     "two in the second group, where one is also late in the first": (
         [[entry(TENSOR, 5)], [], [entry(EXPERTS, 7)], []],
@@ -149,6 +154,11 @@ CASES |= {
         ],
         (1,),
         "rank 1 did not send to rank 0, which waits for it",
+    ),
+    "each waits for what the other would send": (
+        [[p2p(ALL, 1, "recv 0<-1")], [p2p(ALL, 1, "recv 1<-0")]],
+        (0, 1),
+        "rank 1 did not send to rank 0, which waits for it; rank 0 did not send to rank 1, which waits for it",
     ),
     "both have called it": (
         [[*OLD, p2p(ALL, 4, "send 0->1")], [p2p(ALL, 1, "recv 1<-0", "started")]],

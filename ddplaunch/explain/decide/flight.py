@@ -202,6 +202,10 @@ def flight(dumps: Mapping[int, Sequence[Operation]], ranks: int = 0) -> Flight |
     missing = late.difference(*(group.waiting for group in groups)) or late
     groups.sort(key=lambda group: -len(group.late & missing))
     what, elsewhere = groups[0].described(missing), missing - groups[0].late
-    what += f"; {ranks_text(sorted(elsewhere))} did not come elsewhere" if elsewhere else ""
+    others = [group for group in groups if group.late & elsewhere]
+    if len(others) == 1:
+        what += f"; {others[0].described(elsewhere)}"
+    elif others:
+        what += f"; {ranks_text(sorted(elsewhere))} did not come in other groups"
     all_called = not missing and len(groups[0].calls) == ranks
     return Flight(what, tuple(sorted(missing)), last, ranks if all_called else 0)
