@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,11 +50,15 @@ def answering(folder: Path, drops: int) -> Callable[[str], list[str]]:
     return command
 
 
+async def reach(fan_out: FanOut, names: Sequence[str]) -> list[Link]:
+    return await asyncio.gather(*map(fan_out.reach, names))
+
+
 def test_dropped_connections_are_tried_again(links: Links, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddplaunch.hosts.session.fan_out._LONGEST_DELAY_S", 0.01)
     command = answering(tmp_path, 2)
     fan_out = FanOut(links, lambda name: links.open(name, command(name)), 60, most=4)
-    reached = links.run(fan_out.reach([f"host{number}" for number in range(6)]))
+    reached = links.run(reach(fan_out, [f"host{number}" for number in range(6)]))
     assert [each.name for each in reached] == [f"host{number}" for number in range(6)]
     assert all(each.greeted and each.tries == 3 for each in reached)
     assert {link for link in links.all if not link.closed} == set(reached)
@@ -79,15 +84,15 @@ def test_dead_hosts_cost_the_others_nothing(links: Links, tmp_path: Path, monkey
     command, settled = answering(tmp_path, 0), []
 
     class Watched(FanOut):
-        async def reach_one(self, name: str) -> Link:
-            link = await super().reach_one(name)
+        async def reach(self, name: str) -> Link:
+            link = await super().reach(name)
             settled.append(name)
             return link
 
     def start(name: str) -> Link:
         return links.open(name, ["sleep", "600"] if name.startswith("dead") else command(name))
 
-    reached = links.run(Watched(links, start, 1.2, most=2).reach(["dead0", "dead1", "dead2", "live0", "live1"]))
+    reached = links.run(reach(Watched(links, start, 1.2, most=2), ["dead0", "dead1", "dead2", "live0", "live1"]))
     assert [each.greeted for each in reached] == [False, False, False, True, True]
     assert set(settled[:2]) == {"live0", "live1"}  # although the dead ones took the whole window first
 
@@ -115,9 +120,9 @@ def test_window_halves_once_for_a_burst_and_grows_again(links: Links, tmp_path: 
     for now in (10.0, 10.1, 10.2):
         order._dropped(now)
     assert order._free == 4
-    links.run(order.reach([f"host{number}" for number in range(4)]))  # each lets it grow by a part of its size
+    links.run(reach(order, [f"host{number}" for number in range(4)]))  # each lets it grow by a part of its size
     assert order._free == 4
-    links.run(order.reach([f"host{number}" for number in range(4, 48)]))
+    links.run(reach(order, [f"host{number}" for number in range(4, 48)]))
     assert order._free == 8
     for now in range(100, 200):
         order._dropped(float(now))
@@ -190,3 +195,17 @@ def test_each_host_runs_the_command_on_its_part_and_a_silent_one_is_named(
     if said:
         order = {"what": "command", "words": ["stop", "/runs/there/one@token", "--json"]}
         assert json.loads((tmp_path / "order").read_text()) == order
+
+
+def test_a_host_that_hangs_keeps_the_command_from_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This one hangs until another one has its order."""
+    places = tuple(Place(number, name, "python", "/runs/there/one") for number, name in enumerate(("hangs", "waits")))
+    asking = EachHost(Launched("one", tmp_path, "here", "boot", 1, 1, places), "stop", "--json")
+    programs = {
+        "hangs": f"until [ -e {tmp_path}/order ]; do sleep 0.05; done; exit 3",
+        "waits": f"printf '{octal(GREETING)}'; read order; touch {tmp_path}/order; echo '{{}}'",
+    }
+    monkeypatch.setattr(asking, "_start", lambda name: asking._links.open(name, ["sh", "-c", programs[name]]))
+    with asking:
+        assert asking.answers(60) == {1: {}}
+    assert [(each.code, each.where) for each in asking.problems] == [("host-session-failed", ("hangs",))]

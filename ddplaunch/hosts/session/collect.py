@@ -49,7 +49,7 @@ async def _ask_all(links: Links, names: Sequence[str], start: Callable[[str], Li
 
     async def ask(name: str) -> tuple[Link, HostReport | Finding]:
         """Ask as soon as this host is reached: the time of another one, which hangs, is not its own."""
-        link = await fan_out.reach_one(name)
+        link = await fan_out.reach(name)
         if link.greeted and (reply := await link.ask(message, link.until_s)) is not None:
             return link, _report(name, question, reply, await _clock(link))
         return link, link.failure(question.python)

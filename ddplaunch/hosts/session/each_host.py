@@ -39,7 +39,10 @@ class EachHost:
         self.problems: tuple[Finding, ...] = ()
 
     def __enter__(self) -> EachHost:
-        """Start the command on all at once. Raises RefusedError where this machine cannot open that many sessions."""
+        """Start the command on each host as soon as it is reached.
+
+        Raises RefusedError where this machine cannot open that many sessions.
+        """
         from ddplaunch.hosts.session.links import Links, allow_many  # asyncio, which a run on this host does not need
 
         allow_many()
@@ -51,24 +54,28 @@ class EachHost:
         return self
 
     async def _begin(self) -> None:
+        import asyncio
+
         from ddplaunch.hosts.session.fan_out import FanOut
 
-        try:
-            links = await FanOut(self._links, self._start, _REACH_S).reach(list(self._places))
-        except FileNotFoundError:
-            self.problems = (ssh_missing(),)
-            links = []
-        for link in links:
-            place = self._places[link.name]
+        fan_out = FanOut(self._links, self._start, _REACH_S)
+
+        async def begin(place: Place) -> None:
+            link = await fan_out.reach(place.host)
             if link.greeted:
                 what, *options = self._words
                 run = f"{place.record.rpartition('/')[0]}/{self._part}"
                 self._by_link[link] = place
+                self.nodes += (place.node,)
                 link.hand_over("command", self._take, words=[what, run, *options])
             else:
                 self.problems += (link.failure(place.python),)
                 link.close()
-        self.nodes = tuple(place.node for place in self._by_link.values())
+
+        try:
+            await asyncio.gather(*map(begin, self._places.values()))
+        except FileNotFoundError:
+            self.problems = (ssh_missing(),)
 
     def __exit__(self, *problem: object) -> None:
         """End the sessions."""

@@ -13,7 +13,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ddplaunch.hosts.session.links import Link, Links
 from ddplaunch.hosts.ssh import was_dropped
@@ -46,20 +46,16 @@ class FanOut:
         self._window, self._shrunk_s, self._connecting = float(self._most), -math.inf, 0
         self._place = asyncio.Condition()
 
-    async def reach(self, names: Sequence[str]) -> list[Link]:
-        """Return each host's last session, in the order of ``names``: greeted, ended, or still silent.
-
-        Raises FileNotFoundError where there is no ssh, RefusedError where this machine cannot start more sessions.
-        """
-        return await asyncio.gather(*map(self.reach_one, names))
-
     @property
     def _free(self) -> int:
         """How many more sessions may begin now."""
         return max(0, max(1, int(self._window)) - self._connecting)
 
-    async def reach_one(self, name: str) -> Link:
-        """Return the last session of one host, as ``reach`` does."""
+    async def reach(self, name: str) -> Link:
+        """Return a host's last session: greeted, ended, or still silent. Others are reached at the same time.
+
+        Raises FileNotFoundError where there is no ssh, RefusedError where this machine cannot start more sessions.
+        """
         tries, until_s = 0, math.inf
         while True:
             link = await self._begin(name)
