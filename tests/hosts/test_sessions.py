@@ -107,6 +107,7 @@ def test_nothing_of_the_launch_is_on_the_ssh_command_line() -> None:
         (255, "me@gate: Permission denied (password).\nConnection closed by UNKNOWN port 65535", "host-login-denied"),
         (255, "ssh: connect to host gpu-x port 22: Connection refused", "host-unreachable"),
         (None, "", "host-unreachable"),
+        (None, "gpu-x sent more than 67108864 bytes", "host-session-failed"),
         (255, "", "host-unreachable"),
         (127, "env: '/opt/python': No such file or directory", "host-without-python"),
         (126, "", "host-without-python"),
@@ -121,7 +122,7 @@ def test_nothing_of_the_launch_is_on_the_ssh_command_line() -> None:
 def test_failures_of_ssh(status: int | None, said: str, code: str) -> None:
     found = failure("gpu-x", "/opt/python", status, said)
     assert (found.code, found.where) == (code, ("gpu-x",))
-    assert ("hang" in found.why) == (status is None) and ("`exit`" in found.why) == (status == 0)
+    assert ("hang" in found.why) == ((status, said) == (None, "")) and ("`exit`" in found.why) == (status == 0)
 
 
 def test_a_key_that_others_can_read_gets_what_helps() -> None:
