@@ -63,6 +63,12 @@ def test_a_place_is_told_in_words(stack: RankStack, text: str) -> None:
     assert at_text(group) == text and place_of(stack) == group.place
 
 
+def test_what_a_line_of_the_user_calls_says_what_it_waits_for_not_what_called_it() -> None:
+    backward = Frame(f"{TORCH}/autograd/graph.py", 8, "_engine_run_backward")
+    assert place_of(at(0, REDUCE, OWN, backward, TOP)).kind == "collective"
+    assert place_of(at(0, backward, OWN, TOP)).kind == "backward" and place_of(at(0, OWN, backward, TOP)).kind == "own"
+
+
 def test_threads_are_read_from_the_last_dump_with_the_main_one_first() -> None:
     dump = (
         'Thread 0x1 [pool] (most recent call first):\n  File "/w/a.py", line {} in f\n  File "/w/a.py", line ??? in g\n'
