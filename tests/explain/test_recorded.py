@@ -209,6 +209,7 @@ def test_a_rank_that_left_with_status_0_is_the_cause_for_those_who_wait(
     found = recorded(("epoch 3 is the last one\n", ended(0, 0, 9.0)), (text, ended(1, status, 11.0)))
     assert (found.code, found.rank, found.certainty) == ("rank-left-early", 0, "observed")
     assert found.what == f"rank 0 left with status 0 while rank 1 still waited {call}"
+    assert ("before `train.py:31`" in found.fixes[0]) == call.startswith("in barrier")
     assert found.evidence[0].file == "rank-1.err"
 
 
@@ -478,14 +479,15 @@ def test_who_ended_before_whom_is_known_by_the_times_of_a_record() -> None:
         timeless,
         ended(5, 1, 5.0),
         ended(6, 0, 4.0),
+        replace(told(8, 3.0), exit_code=0, signal=None),
     )
     facts = RunFacts(ranks=ends)
     first = of_record.first_by_itself(facts)
     assert first == ends[1] and of_record.left_before(facts, ends[1]) == (ends[6], ends[2])
-    assert of_record.end_times(facts) == {0: 1.0, 1: 5.0, 2: 5.0, 3: 5.1, 5: 5.0, 6: 4.0}
+    assert of_record.end_times(facts) == {0: 1.0, 1: 5.0, 2: 5.0, 3: 5.1, 5: 5.0, 6: 4.0, 8: 3.0}
     assert of_record.first_by_itself(RunFacts(ranks=(told(0), ended(2, 0), timeless))) is None
-    assert of_record.ended_later(facts, frozenset()) == {0, 2, 3, 6}
-    assert of_record.ended_later(facts, frozenset((1, 4, 5))) == {2, 3, 6}
+    assert of_record.ended_later(facts, frozenset()) == {0, 2, 3, 6, 8}
+    assert of_record.ended_later(facts, frozenset((1, 4, 5))) == {2, 3, 6, 8}
     assert of_record.ended_later(RunFacts(ranks=(told(0), ended(2, 0))), frozenset()) == frozenset()
 
 
@@ -495,4 +497,15 @@ def test_a_rank_aborted_when_through_only_if_all_that_failed_did() -> None:
     assert of_record.aborted_when_through(facts, 1) == through
     assert of_record.aborted_when_through(facts, None) is None and of_record.aborted_when_through(facts, 2) is None
     assert of_record.aborted_when_through(RunFacts(ranks=(told(0), through)), None) == through
-    assert of_record.aborted_when_through(RunFacts(ranks=(ended(1, "SIGABRT"),)), 1) is None
+    for other in (ended(1, "SIGABRT"), replace(ended(1, 1), through="group")):
+        assert of_record.aborted_when_through(RunFacts(ranks=(other,)), 1) is None
+
+
+def test_the_local_rank_of_an_exit_is_its_rank_on_a_single_host() -> None:
+    for fronts, rank in (
+        (("", ""), 2),
+        (("[pod/w-1/x] ", "[pod/w-1/x] "), 2),
+        (("[pod/w-1/x] ", "[pod/w-2/x] "), None),
+    ):
+        scanned = scan(lines_of(f"{fronts[0]}words\n{fronts[1]}{failed(1, 2, 10)}"))
+        assert of_record.exit_rank(scanned.exits[0], scanned) == rank == of_record.rank_of_pid(10, scanned)
