@@ -230,6 +230,9 @@ def test_explain_reads_dumps_and_folders_of_them(call: Call, folder: Path) -> No
         assert said.status == ExitStatus.FINDINGS
         assert said.out.startswith("error[collective-timeout]: rank 1 did not join all_reduce of [8] (number 2);")
         assert "  --> rank 1\n" in said.out and "as all_reduce at train.py:21" in " ".join(said.out.split())
+    (folder / "ended").mkdir()
+    written(folder / "ended", [dump(*done(ALL, 1))] * 2)
+    assert call("explain", "ended").out.startswith("nothing failed"), "all that is recorded has ended"
     (folder / "fr" / "rank-0.err").write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n")
     assert "error[cuda-out-of-memory]" in call("explain", "fr").out, "a log beside them says why"
     (folder / "fr" / "rank-0.err").write_text("RuntimeError: Timed out waiting 6000ms for recv operation to complete\n")

@@ -82,6 +82,9 @@ def test_why_shows_what_each_stage_decided_and_the_answer_stays() -> None:
     stages: list[str] = []
     explanation = explain_texts([LogSource("train.log", io.BytesIO(log.encode()))], None, stages)
     assert explanation == explained(log)
+    nothing: list[str] = []
+    explain_texts([LogSource("train.log", io.BytesIO(b""))], None, nothing)
+    assert nothing[0].startswith("read: 0 lines") and nothing[1].endswith("begins at line 0")
     assert [line.split(":")[0] for line in stages if line[0] != " "] == ["read", "episodes", "fate", "choose"]
     assert "  train.log:6 script-exception of rank 1: fatal, tier general" in stages
     assert stages[-1] == "choose: script-exception, by train.log:6 script-exception of rank 1"
