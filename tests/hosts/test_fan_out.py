@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.fan_out import played
-from benchmarks.scripted_hosts import Script
 from ddplaunch.hosts.json_lines import GREETING, json_line
 from ddplaunch.hosts.session import collect
 from ddplaunch.hosts.session.answers import Question
@@ -213,19 +211,19 @@ def test_a_host_that_hangs_keeps_the_command_from_no_other(tmp_path: Path, monke
     assert [(each.code, each.where) for each in asking.problems] == [("host-session-failed", ("hangs",))]
 
 
-HOSTS = 40
-QUICK = Script(login_s=0.1, facts_s=0.05, end_s=0.1, train_s=0.5)
-
-
 @pytest.mark.slow
 def test_of_forty_scripted_hosts_one_that_fails_ends_all(tmp_path: Path) -> None:
     """The real launcher starts them; all are told, and leave a record."""
-    seen, _, status, _ = played(HOSTS, tmp_path / "run", QUICK, "--run-id", "many")
+    from benchmarks.fan_out import played
+    from benchmarks.scripted_hosts import Script
+
+    hosts, quick = 40, Script(login_s=0.1, facts_s=0.05, end_s=0.1, train_s=0.5)
+    seen, _, status, _ = played(hosts, tmp_path / "run", quick, "--run-id", "many")
     said = (tmp_path / "run" / "err").read_text()
     assert status == 1, said
-    assert (len(seen.answered), len(seen.launched), len(seen.ended)) == (HOSTS, HOSTS, HOSTS)
-    assert len(seen.told) == HOSTS - 1  # all but the one that failed
+    assert (len(seen.answered), len(seen.launched), len(seen.ended)) == (hosts, hosts, hosts)
+    assert len(seen.told) == hosts - 1  # all but the one that failed
     assert "h0, h1, h2, h3, h4, h5, h6, h7 … h39 (40 hosts)" in " ".join(said.split())
     record = tmp_path / "run" / ".ddplaunch" / "runs" / "many"
-    assert len(list(record.glob("node-*/attempt-0/rank-*.out"))) == HOSTS * 8
+    assert len(list(record.glob("node-*/attempt-0/rank-*.out"))) == hosts * 8
     assert json.loads((record / "outcome.json").read_text())["diagnosis"]["host"] == "h20"
