@@ -16,6 +16,7 @@ from ddplaunch.checks.all_checks import run_all
 from ddplaunch.checks.check import CheckOutcome
 from ddplaunch.cli import prepare
 from ddplaunch.cli.main import main
+from ddplaunch.values.finding import ExitStatus
 
 TRAIN = """
 import argparse
@@ -70,7 +71,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def call(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
-    """``call("run", "4", …)`` runs ``main`` in ``folder``; the test fails if anything is executed or a check fails."""
+    """``call("run", "4", …)`` runs ``main`` in ``folder``; a launch, a failed check and a bug fail the test."""
 
     def launched(*_: object) -> NoReturn:
         raise AssertionError("something was launched")
@@ -85,11 +86,12 @@ def call(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     monkeypatch.setattr(os, "execve", launched)
     monkeypatch.setattr(prepare, "run_all", checked)
 
-    def run(*words: str) -> Said:
+    def run(*words: str, bug: bool = False) -> Said:
         with pytest.raises(SystemExit) as end:
             main(words)
         out, err = capsys.readouterr()
         assert isinstance(end.value.code, int) and not crashes, crashes
+        assert (end.value.code == ExitStatus.BUG) is bug, err
         return Said(end.value.code, out, err)
 
     return run

@@ -74,7 +74,7 @@ def test_what_ends_a_command(
     try:
         for handler in (signal.SIG_DFL, signal.SIG_IGN):  # by nohup
             signal.signal(signal.SIGINT, handler)
-            said = call("submit" if handler == signal.SIG_IGN else "ps", "2")
+            said = call("submit" if handler == signal.SIG_IGN else "ps", "2", bug=status == 3)
             assert said.status == status and said.out == "" and shown in " ".join(said.err.split())
             assert ("this is a bug in ddplaunch" in said.err) is ("Traceback" in said.err) is (status == 3)
             assert ("nothing was submitted" in said.err) is (handler == signal.SIG_IGN and status == 2)
