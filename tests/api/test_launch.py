@@ -130,6 +130,9 @@ def test_what_cannot_travel_is_said(project: Path) -> None:
 
     with pytest.raises(RunFailed, match="pickle"):
         launch(leaves_a_lock, 1, show_output=False)
+    with pytest.raises(RunFailed) as failed:
+        launch(int, 1, args=["no number"], show_output=False)
+    assert isinstance(failed.value.__cause__, ValueError)
 
 
 def test_a_program_that_is_killed_leaves_no_ranks(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.cli.parsing import completion
 from ddplaunch.cli.parsing.command import command_named, options_of
 from ddplaunch.cli.parsing.completion import _SOURCES as SOURCES
 from ddplaunch.cli.parsing.completion import ASKED
@@ -95,6 +96,7 @@ def test_what_is_offered_is_accepted(name: str) -> None:
     own = {option.name for option in command_named(name).options}
     for option in options_of(name):
         where = option.completed
+        assert (completion.offered(option) is None) is not bool(where), "the shell completes files"
         if isinstance(where, str):
             assert where in SOURCES
             continue

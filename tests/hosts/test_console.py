@@ -25,6 +25,11 @@ def test_node_0_passes_as_it_is_and_others_by_line(capfdbinary: pytest.CaptureFi
     console.show(1, "err", b"ond\n\nthird")
     console.close()
     assert capfdbinary.readouterr() == (b"bar 10%\rbar 20%\r\0", b"[b] first\n[b] second\n[b] third\n")
+    console = HostsConsole(("a", "b"), prefixed=False)
+    for part in (b"x" * 65537, b"y\n"):
+        console.show(1, "out", part)
+    console.close()
+    assert capfdbinary.readouterr().out == b"[b] " + b"x" * 65537 + b"\n[b] y\n", "what has no end is not kept"
     console = HostsConsole(("a", "b"), prefixed=True)  # lines that name their rank are not named again
     console.show(1, "out", b"[b:2] one\n")
     console.show(1, "err", b"[b:2] two\nthree\n")
