@@ -77,7 +77,6 @@ CASES = (
     fires("memory-short", "4 GiB of memory available for 8 … limit is 8 GiB", "warning", **memory(4 * GIB, 8 * GIB)),
     silent("memory-short", **memory(8 * GIB, 8 * GIB)),
     silent("memory-short", launch=launch(device=CPU), **memory(4 * GIB)),
-    fires("memory-short", "9 processes", "warning", launch=9, **memory(8 * GIB)),
     fires("memory-short", "31 processes", "warning", launch=31, **memory(8 * GIB)),
     fires("memory-short", "33 processes", launch=33, **memory(8 * GIB)),
 )
