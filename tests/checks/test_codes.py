@@ -58,7 +58,7 @@ def test_no_words_are_left_over() -> None:
 
 
 def test_words_are_whole() -> None:
-    for each in (*EXPLAINED, *MEASURED):
+    for each in (*EXPLAINED, *MEASURED, *stragglers.CHECKS):
         assert each.title and not each.title.endswith("."), each.code
         *_, last_word = each.explanation.split()
         assert last_word.endswith(".") or last_word.startswith("https://"), each.code

@@ -194,31 +194,20 @@ def test_hosts_answer_with_their_facts_and_meet(links: Links, tmp_path: Path, mo
     assert (apart.code, apart.where) == ("hosts-not-connected", ("host-b",))
 
 
-def test_a_port_at_which_another_program_answers_is_not_reached() -> None:
-    """docker0 has the same address on every host; who knows the nonce is the first host."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        for said, addresses in ((b"another", []), (b"nonce", [("127.0.0.1", "127.0.0.1", "127.0.0.1")])):
-            thread = threading.Thread(target=lambda said=said: server.accept()[0].sendall(said))
-            thread.start()
-            assert reached(["127.0.0.1"], port, "nonce") == addresses
-            thread.join(60)
-
-
-def test_hosts_are_tried_all_at_once() -> None:
-    """None of them speaks before the last one is called."""
+def test_hosts_are_tried_at_once_and_a_port_at_which_another_program_answers_is_not_reached() -> None:
+    """No port speaks before both are called. docker0 has the same address on every host; the nonce says who it is."""
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-
-        def greet() -> None:
-            for connection in [server.accept()[0] for server in (one, other)]:
-                connection.sendall(b"nonce")
-
-        thread = threading.Thread(target=greet)
-        thread.start()
         places = [(["127.0.0.1"], server.getsockname()[1]) for server in (one, other)]
-        said = Answers().to({"what": "reach", "places": places, "nonce": "nonce"})
-        assert said == {"reached": [("127.0.0.1",) * 3] * 2}
-        thread.join(60)
+        for said, routes in ((b"another", []), (b"nonce", [("127.0.0.1",) * 3] * 2)):
+
+            def greet(said: bytes = said) -> None:
+                for connection in [server.accept()[0] for server in (one, other)]:
+                    connection.sendall(said)
+
+            thread = threading.Thread(target=greet)
+            thread.start()
+            assert Answers().to({"what": "reach", "places": places, "nonce": "nonce"}) == {"reached": routes}
+            thread.join(60)
 
 
 def test_a_host_offers_its_fastest_addresses_and_says_why_it_cannot_listen(monkeypatch: pytest.MonkeyPatch) -> None:

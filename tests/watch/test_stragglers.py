@@ -10,10 +10,7 @@ import pytest
 from ddplaunch.machine.sample import HostSample, Sample
 from ddplaunch.values.finding import Finding
 from ddplaunch.watch.stragglers import CHECKS, late_rank, stragglers
-from tests.cli.cli_calls import Call, call, folder
 from tests.watch.metrics_samples import GIB, run_samples, with_gpu, with_rank
-
-__all__ = ["call", "folder"]
 
 FULL = HostSample(16, 99.0, 128 * GIB, 87 * GIB)
 
@@ -85,10 +82,3 @@ def test_the_late_rank_is_the_only_one_that_findings_name() -> None:
     assert late_rank(stragglers(starved)) == 3 and late_rank(()) is None
     hot = with_gpu(starved, 1, slowdowns=("hardware slowdown",))
     assert len(stragglers(hot)) == 2 and late_rank(stragglers(hot)) is None
-
-
-def test_every_rule_describes_itself(call: Call) -> None:
-    for check in CHECKS:
-        assert check.title and check.explanation
-        assert call("explain", check.code).status == 0
-    assert "its workers are busy all the time" in " ".join(call("explain", "loader-starved").out.split())
