@@ -130,7 +130,7 @@ def parsed(lines: Sequence[bytes]) -> RankFile:
 
 
 def _line(value: Any) -> StepLine | None:
-    if not isinstance(value, list) or len(value) != len(StepLine._fields) or not all(value[:3]):
+    if not isinstance(value, list) or len(value) != len(StepLine._fields) or None in value[:3] or not value[2]:
         return None
     if any(type(number) not in (int, float) or not 0 <= number < _MOST for number in value if number is not None):
         return None

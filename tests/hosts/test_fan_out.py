@@ -64,7 +64,7 @@ def test_dropped_connections_are_tried_again(links: Links, tmp_path: Path, monke
     assert {link for link in links.all if not link.closed} == set(reached)
     monkeypatch.setattr("ddplaunch.hosts.session.fan_out.delay_s", lambda tries: 60.0)
     late = FanOut(links, lambda name: links.open(name, command(name)), 60)
-    assert [each.tries for each in links.run(late.reach(["late"]))] == [1], "its time would be over by then"
+    assert [each.tries for each in links.run(reach(late, ["late"]))] == [1], "its time would be over by then"
 
 
 def test_a_host_that_drops_every_connection_is_a_finding(

@@ -151,7 +151,7 @@ def test_interrupted(tmp_path: Path) -> None:
     ],
 )
 def test_a_stop_that_was_typed_on_a_host(tmp_path: Path, what: str, told: int | None, host: str | None) -> None:
-    by_stop = Diagnosis("terminated", "observed", what, "", ())
+    by_stop = Diagnosis("terminated", "observed", what, "", (), is_stop="stop" in what)
     ended = replace(outcome(1, "terminated", rank(1, T, None, "SIGTERM", "launcher")), diagnosis=by_stop)
     ends = [HostEnd(0, "a", 143, told=15), HostEnd(1, "b", 143, told=told)]
     found = verdict(tmp_path, ends, {0: TOLD, 1: ended}, None if host else signal.SIGTERM)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 import zlib
 from contextlib import suppress
 from typing import Any
 
-import numpy.random
 import torch
 from torch.utils._pytree import tree_leaves
 
@@ -62,8 +62,9 @@ def probed(dataset: Any, indices: list[Any], *, live: bool) -> dict[str, Any]:
     owners: list[Any] = [
         (torch.get_rng_state, torch.set_rng_state, torch.manual_seed),
         (random.getstate, random.setstate, random.seed),
-        (numpy.random.get_state, numpy.random.set_state, numpy.random.seed),
     ]
+    if numpy := sys.modules.get("numpy.random"):
+        owners += [(numpy.get_state, numpy.set_state, numpy.seed)]
 
     def content(index: Any) -> int:
         for _, _, seeded in owners:
@@ -71,7 +72,7 @@ def probed(dataset: Any, indices: list[Any], *, live: bool) -> dict[str, Any]:
         return checksum(dataset[index])
 
     found: dict[str, Any] = {}
-    states = [read() for read, _, _ in owners]
+    states = [(restored, read()) for read, restored, _ in owners]
     with suppress(Exception):  # whatever the dataset of a script raises, training goes on
         if live:
             found["drawn"] = [checksum(dataset[0]), checksum(dataset[0])]
@@ -81,6 +82,6 @@ def probed(dataset: Any, indices: list[Any], *, live: bool) -> dict[str, Any]:
             for index in [*range(min(_PROBED, len(dataset))), *indices[:2_000]]:
                 if time.process_time() < end_s:
                     found["contents"][str(index)] = content(index)
-    for state, (_, restored, _) in zip(states, owners, strict=True):
+    for restored, state in states:
         restored(state)
     return found
