@@ -26,6 +26,7 @@ from ddplaunch.watch.stragglers import phases_of, stragglers
 
 _KEPT = 60
 _JUDGED_EVERY = 5  # samples; findings are based on medians, which change slowly
+_BARS = "▁▂▃▄▅▆▇█"
 _FRESH_S = 10.0  # beyond the interval, after which the sample of a silent host is no longer shown
 
 #: Yields, until the run has ended, the newest sample of each host by node.
@@ -40,6 +41,7 @@ class Watched:
         self.samples: deque[Sample] = deque(maxlen=_KEPT)
         self.findings: tuple[Finding, ...] = ()
         self.ended = False
+        self._losses: deque[float] = deque(maxlen=20)  # as many bars fit into narrow terminals
         self._source, self._looks = samples, 0
         self._by_node: dict[int, deque[Sample]] = {}
 
@@ -56,11 +58,23 @@ class Watched:
         joined = _joined(list(newest.values()))
         if joined.ranks or not self.samples:
             self.samples.append(joined)
+        for rank in joined.ranks[:1]:
+            if isinstance(rank.loss, float) and rank.loss not in [*self._losses][-1:]:
+                self._losses.append(rank.loss)
         self._looks += 1
         if self._looks % _JUDGED_EVERY == 0:
             recent = [self._by_node[node] for node in newest]
             slow_host = late_host([(samples[-1].name, phases_of(samples)) for samples in recent])
             self.findings = (*slow_host, *(finding for samples in recent for finding in stragglers(samples)))
+
+    def curve(self) -> tuple[str, ...]:
+        """Return the first rank's last losses as bars between the oldest and the newest; nothing for fewer than two."""
+        losses = self._losses
+        if len(losses) < 2:
+            return ()
+        low, high = min(losses), max(losses)
+        bars = "".join(_BARS[round(7 * (loss - low) / (high - low))] for loss in losses)
+        return (f"loss {losses[0]:.4g} {bars} {losses[-1]:.4g}",)
 
 
 def samples_here(run: RunProcesses) -> Samples:

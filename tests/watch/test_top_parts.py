@@ -244,3 +244,15 @@ def test_a_host_is_named_if_all_of_its_ranks_are_late(late: tuple[int, ...]) -> 
     found = [(finding.code, finding.where, finding.what) for finding in watched.findings]
     what = "the others waited for host b: it works 99 ms in a step, they 55 ms"
     assert found == ([("host-late", ("host b",), what)] if late == (2, 3) else [])
+
+
+def test_a_small_curve_of_the_loss() -> None:
+    """Of what the first rank printed, which most samples see unchanged; words are no losses, and one is no curve."""
+    series = [with_rank(run_samples(1, 2), 0, loss=loss)[0] for loss in (None, 2.0, 2.0, 1.0, "nan", 0.25, 0.25, 0.5)]
+    watched = Watched(iter([{0: sample} for sample in series]))
+    curves = []
+    for _ in series:
+        watched.look()
+        curves.append(watched.curve())
+    assert curves[:3] == [()] * 3 and curves[3] == curves[4] == ("loss 2 █▁ 1",)
+    assert watched.curve() == ("loss 2 █▄▁▂ 0.5",)

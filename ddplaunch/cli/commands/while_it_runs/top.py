@@ -142,14 +142,8 @@ def _view(watched: Watched, header: _About, keys: str = "") -> TopView:
         notes += ("no rank has started yet, or may be seen",)
     if sample.no_gpus and header.run.device == "cuda":
         notes += (f"no GPUs: {sample.no_gpus}",)
-    return TopView(
-        sample,
-        (*header.words(watched.ended), keys),
-        notes,
-        watched.findings,
-        late_rank(watched.findings),
-        Terminal.of(sys.stdout),
-    )
+    words = (*header.words(watched.ended), *watched.curve(), keys)
+    return TopView(sample, words, notes, watched.findings, late_rank(watched.findings), Terminal.of(sys.stdout))
 
 
 def _value(watched: Watched, header: _About) -> dict[str, Any]:
