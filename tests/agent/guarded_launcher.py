@@ -2,7 +2,7 @@
 
 Arguments: a directory, a mode, and one program for each rank. Of "unannounced" ranks the guard knows nothing, and a
 fork holds the socket open. "speaks" stops the guard, says a signal and the last message, and is gone; "hurries" says
-two interrupts instead, and stays. "deaf" has a time limit, and hears no SIGTERM.
+two interrupts instead, and stays. "limited" and "deaf" have a time limit, and "deaf" hears no SIGTERM.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ LAST: dict[str, Any] = {"op": "end", "state": "failed", "signal": None, "failure
 
 if __name__ == "__main__":
     folder, mode, *programs = sys.argv[1:]
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    limits = {"timeout_s": 2 * SLOWNESS, "grace_s": SLOWNESS / 2} if mode == "deaf" else {}
+    if mode != "limited":
+        signal.signal(signal.SIGTERM, lambda *_: None)
+    limits = {"timeout_s": 2 * SLOWNESS, "grace_s": SLOWNESS / 2} if mode in ("deaf", "limited") else {}
     guarded = Guarded(Path(folder), 1, 2, **limits)
     guarded.attempt(programs, announce=mode != "unannounced")
     if mode in ("speaks", "hurries"):
