@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from ddplaunch.explain.read.lines import read_lines
 from ddplaunch.explain.read.prefixes import Speaker
 from tests.explain.logs import lines_of, raised
 from tests.explain.test_signatures import same  # noqa: F401 - a fixture
@@ -31,6 +32,12 @@ def test_prefixes_are_stripped_and_say_who_speaks(same: Callable[[Path, str], No
     """In ``speakers.txt`` there stands below each line of a log who speaks, and what is left of it."""
     _, *parts = re.split(r"(?m)^(=== .*\n)", re.sub(r"(?m)^=> .*\n", "", SPEAKERS.read_text(encoding="utf-8")))
     same(SPEAKERS, "".join(title + with_speakers(log) for title, log in zip(parts[::2], parts[1::2], strict=True)))
+
+
+def test_a_line_of_another_rank_in_a_ranks_own_file_is_quoted() -> None:
+    for own, quoted in ((Speaker(1, "a"), [True, False, False]), (Speaker(1), [False, False, False])):
+        lines = read_lines(enumerate(("[rank0]: x", "[rank1]: x", "x"), start=1), "rank-1.err", own)
+        assert [line.speaker.quoted for line in lines] == quoted
 
 
 def test_what_is_not_seen_is_left_out() -> None:
