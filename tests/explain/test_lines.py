@@ -40,6 +40,12 @@ def test_a_line_of_another_rank_in_a_ranks_own_file_is_quoted() -> None:
         assert [line.speaker.quoted for line in lines] == quoted
 
 
+def test_the_last_lines_of_a_large_log_are_in_the_sample_that_its_prefixes_are_learned_from() -> None:
+    texts = ["plain", "0: Traceback (most recent call last):"] * 12
+    read = read_lines(enumerate(texts, start=1), "train.log", sample=12)
+    assert [line.speaker.rank for line in read] == [None, 0] * 12
+
+
 def test_what_is_not_seen_is_left_out() -> None:
     for raw, speaker in (
         ("\x1b[36m(RayTrainWorker pid=7)\x1b[0m [rank2]: x", Speaker(2, pid=7)),
