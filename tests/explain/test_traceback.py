@@ -52,6 +52,11 @@ def test_a_cache_miss_is_not_the_cause_but_a_cause_is() -> None:
     during = "\nDuring handling of the above exception, another exception occurred:\n\n"
     missed = raised(None, "KeyError: 'a.nc'") + during + raised(None, "PermissionError: [Errno 13] denied: 'a.nc'")
     assert tracebacks(missed)[0].root.raised.type == "PermissionError"
+    twice = raised(None, "KeyError: 'a'", "/w/cache.py") + during + raised(None, "OSError: disk", "/w/disk.py")
+    assert tracebacks(twice)[0].raised.frame == "disk.py:31 in main"
+    library = raised(None, "OSError: disk", f"{TORCH}/serialization.py") + during + raised(None, "RuntimeError: x")
+    found = tracebacks(library)[0].raised
+    assert (found.type, found.frame) == ("OSError", "train.py:31 in main"), "the user's own code is elsewhere in it"
     told = raised(None, "OSError: disk") + during + raised(None, "RuntimeError: could not save")
     assert tracebacks(told)[0].root.raised.type == "OSError"
     direct = "\nThe above exception was the direct cause of the following exception:\n\n"
@@ -78,6 +83,8 @@ def test_mp_spawn_names_the_process() -> None:
     text = raised(None, "torch.multiprocessing.spawn.ProcessRaisedException: ")
     text += "\n-- Process 3 terminated with the following error:\n" + raised(None, "ValueError: x")
     assert [each.speaker.rank for each in tracebacks(text) if each.root.raised.type == "ValueError"] == [3]
+    of_rank = "[rank1]: -- Process 3 terminated with the following error:\n" + raised(1, "ValueError: x")
+    assert [each.speaker.rank for each in tracebacks(of_rank)] == [1], "a rank that spawned it is known"
 
 
 def test_the_first_member_of_an_exception_group_counts() -> None:
