@@ -138,7 +138,7 @@ def launcher_of(launched: Launched, table: ProcessTable, boot: str | None, host:
     Otherwise None; also for another user's process that may not be inspected.
     """
     process = table.get(launched.pid)
-    if process is None or not process.alive or boot is None:
+    if process is None or not process.alive:
         return None
     if (launched.host, launched.boot_id, launched.start_ticks) != (host, boot, process.start_ticks):
         return None
@@ -153,7 +153,7 @@ def residents_in(table: ProcessTable, host: str) -> tuple[tuple[Launched, Proces
     boot = boot_id()
     residents = []
     for process in table.values():
-        if process.alive and is_launcher(process):
+        if is_launcher(process):
             residents += [
                 (launched, process)
                 for directory in _held(process.pid)

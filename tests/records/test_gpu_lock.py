@@ -20,7 +20,7 @@ import pytest
 
 from ddplaunch.machine.facts import Gpu, NvmlFacts
 from ddplaunch.planning.gpus import GIB
-from ddplaunch.records.gpu_lock import GpuLocks, pick_free
+from ddplaunch.records.gpu_lock import GpuLocks, lock_directory, pick_free
 from ddplaunch.values.finding import RefusedError
 from tests.agent.guarded import open_files
 from tests.planning.test_gpus import named
@@ -125,6 +125,8 @@ def test_a_named_gpu_is_shared_but_said(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_every_user_may_lock(tmp_path: Path) -> None:
+    places = [lock_directory(environment) for environment in ({}, {"DDPLAUNCH_LOCK_DIR": "/x"})]
+    assert places == [Path("/tmp/ddplaunch-gpus"), Path("/x")]
     before = os.umask(0o077)
     try:
         locks = GpuLocks(tmp_path / "locks")
