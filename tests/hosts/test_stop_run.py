@@ -142,6 +142,8 @@ def test_the_launcher_of_hosts_kills_when_this_grace_is_over_or_is_killed(
         run = RunProcesses("r", launcher.uid, (launcher,))
         stopped = stop_resident(run, launcher, 0.1, own_grace_s)
         assert (stopped.ended, stopped.killed) == (((launcher,), ()) if own_grace_s == 30 else ((), (launcher,)))
+        monkeypatch.setattr("ddplaunch.hosts.local.stop_run.send_signal", lambda *_: "denied")
+        assert stop_resident(run, launcher, 0.1, own_grace_s).denied == (launcher,)
         assert stopped.remaining == stopped.denied == () and started.wait(60) == (0 if own_grace_s == 30 else -9)
 
 
@@ -154,8 +156,12 @@ def test_hosts_tell_how_their_part_ended(monkeypatch: pytest.MonkeyPatch, tmp_pa
         lambda self, name: self._links.open(name, ["bash", "-c", answers if name == "a" else "exit 9"]),
     )
     places = tuple(Place(node, name, "python", "/runs/r") for node, name in enumerate("ab"))
-    first, second = ask_hosts(Launched("r", tmp_path, "here", "boot", 1, 1, places), 1.0)
+    launched = Launched("r", tmp_path, "here", "boot", 1, 1, places)
+    first, second = ask_hosts(launched, 1.0)
     assert first == HostStopped("a", ({"pid": 7, "by": "itself"},), ({"pid": 8},))
+    monkeypatch.setattr(EachHost, "_start", lambda *_: Path("/no/ssh").read_text())
+    problems = [each.problem and each.problem.code for each in ask_hosts(launched, 1.0)]
+    assert problems == ["ssh-missing"] * 2
     assert second.host == "b" and second.problem is not None and second.problem.code == "host-session-failed"
 
 

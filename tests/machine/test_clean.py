@@ -270,11 +270,11 @@ FOUND = Leftovers(
 
 def test_this_command_is_not_ended_in_a_terminal_that_an_orphan_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
     table = process_table()
-    orphans = tuple(
-        Orphans(run_id, "ddplaunch", (process,)) for run_id, process in (("a", table[os.getppid()]), ("b", RANK))
-    )
+    left = (table[os.getppid()], RANK, THEIRS)
+    orphans = tuple(Orphans(run_id, "ddplaunch", (process,)) for run_id, process in zip("abc", left, strict=True))
     monkeypatch.setattr("ddplaunch.hosts.local.end_orphans.orphans_in", lambda *_: orphans)
-    assert leftovers(table, RANK.uid).own == orphans[1:] and leftovers(table, RANK.uid, "a").own == ()
+    found = leftovers(table, RANK.uid)
+    assert (found.own, found.others) == (orphans[1:2], orphans[2:]) and leftovers(table, RANK.uid, "a").own == ()
 
 
 def work(found: Leftovers, tmp_path: Path, old: int = 0) -> Cleanup:
