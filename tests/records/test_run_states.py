@@ -214,7 +214,8 @@ def test_a_live_run_is_found_from_any_directory(
 def test_a_run_over_ssh_without_its_launcher_has_ended(tmp_path: Path) -> None:
     directory = record(tmp_path, "r")
     processes_json(directory, host="node-9")
-    assert summary(directory, None, host_name()).state == "elsewhere"
+    away = summary(directory, None, host_name())
+    assert (away.state, away.hosts) == ("elsewhere", ("node-9",))
     note = launched_by_me(directory, "r", (Place(0, "node-9", "python"),), 20.0, "", 5.0)
     with holding(note):
         table = process_table()
@@ -240,6 +241,7 @@ def test_a_run_over_ssh_without_its_launcher_has_ended(tmp_path: Path) -> None:
     assert read_launched(directory) == note and is_of_launch(directory, "")
     assert read_launched(tmp_path) is None and not is_of_launch(tmp_path, "") and not is_of_launch(directory, "x")
     assert summary(directory, None, host_name()).state == "ended"
+    assert summary(directory, None, "another").state == "elsewhere", "its launcher may live on its own host"
     outcome(directory, "failed")
     assert summary(directory, None, host_name()).state == "failed"
 
