@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.cli.which_run import only_one, running_run, running_runs, which_run
+from ddplaunch.cli.which_run import only_one, other_hosts, running_run, running_runs, which_run
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.variable_names import LAUNCH, SETTINGS
 from tests.cli.cli_calls import Call
-from tests.records.fake_runs import StartRun, outcome, record, unique
+from tests.records.fake_runs import StartRun, outcome, processes_json, record, unique
 
 
 def recorded_and_live(start_run: StartRun, base: Path, name: str, cwd: Path) -> str:
@@ -100,3 +100,17 @@ def test_two_live_runs_of_one_id_are_told_apart_by_their_records(
     assert all(str(place) in error.value.findings[0].what for place in places)
     (named,) = running_runs(str(places[0]), None)
     assert only_one([named]).directory == places[0] and named.processes is not None
+
+
+def test_a_hosts_part_of_a_launch_is_its_record_and_token(start_run: StartRun, tmp_path: Path) -> None:
+    place = record(tmp_path, unique("part"))
+    mark = {"DDPLAUNCH_RUN_ID": place.name, LAUNCH: "abcd12", SETTINGS: json.dumps({"directory": str(place)})}
+    start_run("part", cwd=tmp_path, **mark)
+    (part,) = running_runs(f"{place}@abcd12", None)
+    assert (part.directory, part.token, part.has_begun) == (place, "abcd12", True) and part.processes is not None
+    other = which_run(f"{place}@abcd13", None)
+    assert (other.directory, other.processes, other.has_begun) == (place, None, False), "another launch of that id"
+    processes_json(place, host="gpu-b")
+    assert other_hosts(place) == ["gpu-b"]
+    outcome(place)
+    assert other.has_begun and other_hosts(place) == []

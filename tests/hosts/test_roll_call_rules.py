@@ -235,6 +235,7 @@ def test_when_a_roll_is_called() -> None:
     assert wanted(launch(), 120.0) == 120
     assert wanted(launch(), 0.0) is None
     assert wanted(launch(several=False), 30.0) is None
+    assert wanted(healthy_launch(2, topology=topology(2, nnodes=2)), None) is None, "nobody knows where"
     elastic = launch()
     assert wanted(replace(elastic, topology=replace(elastic.topology, min_nodes=1)), None) is None
     assert wanted(launch(torchrun_arg=(Resolved("--rdzv-conf=is_host=1", FLAG),)), None) is None
