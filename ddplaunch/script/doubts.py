@@ -71,13 +71,20 @@ ENDS = {
 _BATCH_ENDS = (rf"{LOADERS.pattern}\w* |^[A-Z]\w*(?:Arguments|Config) |^dict .*batch", "a DataLoader")
 
 
+# A trainer of a library; without one a loop of the script's own reads the arguments that are made for it.
+_TRAINERS = re.compile(
+    r"from (?:transformers|sentence_transformers|trl|unsloth|optimum|swift)[\w.]* import (?:\([^)]*|[^\n]*)Trainer\b"
+    r"|\btransformers\.trainer\b|\b\w+\.(?:Seq2Seq)?Trainer\b"
+)
+
+
 def doubt_of(option: DeclaredOption, uses: Sequence[Use], flow: Flow, others: Collection[str]) -> str:
     """Return why the script might not train with the number that is passed, as a clause; empty if it certainly does.
 
     ``uses`` are all uses of options, ``others`` the numbers by which a batch may be multiplied or divided.
     """
     flag, meaning = option.flags[0], option.meaning or ""
-    if option.kind == "Trainer":
+    if option.kind == "Trainer" and any(_TRAINERS.search(file.text) for file in flow.program.files.values()):
         constant = meaning == "warmup_steps" and flow.known.option("lr_scheduler_type") in ("constant", UNKNOWN)
         return "a `constant` schedule has no warmup" if constant else _own_step(flow) if meaning == "accum" else ""
     if not meaning.endswith("batch_size") and meaning not in ENDS:
@@ -215,7 +222,7 @@ def _steps_itself(flow: Flow) -> bool:
 
 
 # What accelerate has under its own launcher, unless the script makes it.
-_OF_LAUNCHER = re.compile(r"(?m)^[ \t]+([\w.]+\.deepspeed_plugin)\.deepspeed_config\[")
+_OF_LAUNCHER = re.compile(r"(?ms)\A(?!.*DeepSpeedPlugin\().*^[ \t]+([\w.]+\.deepspeed_plugin)\.deepspeed_config\[")
 # A loss from a method of the module that a wrapper holds.
 _INSIDE = re.compile(r"(?m)^[ \t]+(?!val|eval|test)\w*loss[^=\n]*= *(([\w.]+)\.module\.\w+)\(")
 
@@ -224,10 +231,9 @@ def past_wrapper(flow: Flow) -> str:
     """Return where a step is taken without what joins the ranks' gradients, as a clause; empty if nowhere."""
     for part in flow.parts:
         text = part.source.text
-        launched = _OF_LAUNCHER.search(text)
-        if launched and "DeepSpeedPlugin(" not in text:
+        if launched := _OF_LAUNCHER.search(text):
             return f"`{launched[1]}` in {part.source.shown} is there under `accelerate launch` alone"
-        inside = _INSIDE.search(text) if part.calls_of("backward") else None
+        inside = part.calls_of("backward") and _INSIDE.search(text)
         if inside and f"= {inside[2]}(" not in text:
             return f"`{inside[1]}` in {part.source.shown} goes past the wrapper that joins gradients"
     return ""
@@ -236,8 +242,9 @@ def past_wrapper(flow: Flow) -> str:
 def _cuts(loop: ast.AST) -> bool:
     """Return whether each turn of a loop takes a slice that its number decides: of one batch, which is no larger."""
     turn = last(getattr(loop, "target", None))
-    slices = [node for node in ast.walk(loop) if isinstance(node, ast.Slice)] if turn else []
-    return any(turn in map(last, ast.walk(node)) for node in slices)
+    return turn != "" and any(
+        turn in map(last, ast.walk(node)) for node in ast.walk(loop) if isinstance(node, ast.Slice)
+    )
 
 
 def _changed(option: DeclaredOption, flow: Flow) -> str:

@@ -421,9 +421,11 @@ def test_an_accumulation_is_in_doubt_where_a_trainer_has_a_step_of_its_own(
 ) -> None:
     """Trainer.training_step divides the loss by the accumulation."""
     own = f"class Mine(t.Trainer):\n    def training_step(self, model):\n        return {step}\nMine().train()\n"
-    head = "import transformers as t\nt.HfArgumentParser(t.TrainingArguments)\n"
+    head = "import transformers as t\na = t.HfArgumentParser(t.TrainingArguments).parse_args_into_dataclasses()\n"
     found = option(read(tmp_path, head + own), "--gradient_accumulation_steps")
     assert found.doubt == ("train.py:4 replaces `training_step`, which divides the loss" if doubted else "")
+    unread = option(read(tmp_path, head + own.replace("t.Trainer", "Own")), "--learning_rate")
+    assert unread.doubt == "`--learning_rate` was followed to train.py:2, not to an optimizer"
 
 
 @pytest.mark.parametrize(
