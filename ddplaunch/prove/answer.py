@@ -17,8 +17,10 @@ def proof_text(answer: ProofAnswer, terminal: Terminal) -> str:
     """Return the claims that are right, those that are open, the findings and a summary."""
     text = ""
     for verdict, emphasis in _EMPHASES.items():
-        for words in (f"{claim.subject}: {claim.text}" for claim in answer.claims if claim.verdict == verdict):
-            text += terminal.page(terminal.lines(words, f"{verdict:<6}", emphasis=emphasis))
+        for claim in answer.claims:
+            if claim.verdict == verdict:
+                words = terminal.lines(f"{claim.subject}: {claim.text}", f"{verdict:<6}", emphasis=emphasis)
+                text += terminal.page(words)
     if findings := answer.findings:
         text += "\n" * bool(text) + findings_text(findings, terminal)
     verdicts = [claim.verdict for claim in answer.claims]

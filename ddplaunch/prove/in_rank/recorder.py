@@ -64,8 +64,7 @@ class _Parameter:
 
     def summed(self, passes: range) -> list[float]:
         """Return the sum of the rank's own gradients from these backward passes; empty if there are none."""
-        parts = (own for number, own in self.own if number in passes)
-        return [sum(values) for values in zip(*parts, strict=True)]
+        return [sum(values) for values in zip(*(own for number, own in self.own if number in passes), strict=True)]
 
 
 class Recorder:
@@ -278,10 +277,15 @@ class Recorder:
         if not one:
             return fetched()
         passes, evaluations, steps = one["began"]
-        one |= {"trains": len(self._passes) > passes, "evaluates": self._evaluations > evaluations}
-        one["looped"] = self._may_end()
-        most = max(1, (self._most_steps + 1) // 2 - steps)  # half of the steps are for what follows the first epoch
-        enough = self._made - steps >= most if one["trains"] else one["given"] >= 4
+        one |= {
+            "trains": len(self._passes) > passes,
+            "evaluates": self._evaluations > evaluations,
+            "looped": self._may_end(),
+        }
+        # half of the steps are for what follows the first epoch
+        enough = (
+            self._made - steps >= max(1, (self._most_steps + 1) // 2 - steps) if one["trains"] else one["given"] >= 4
+        )
         if enough and one["looped"]:
             self._over(iterator)
             raise StopIteration
@@ -292,7 +296,7 @@ class Recorder:
                 batch = self._batches.joined(name, lambda all: iterator._collate_fn([dataset[one] for one in all]))
             else:
                 batch = fetched()
-                self._batches.keep(name, batch, one["indices"][one["given"] : one["given"] + 1])
+                self._batches.keep(name, batch, one["indices"][one["given"] :][:1])
         except StopIteration:
             self._over(iterator)
             raise
@@ -369,7 +373,8 @@ class Recorder:
         for owner, name in product((torch, torch.Tensor, sys.modules.get("numpy.random")), _NOISE):
             _around(owner, name, after=self.drew)
         _around(torch.optim.lr_scheduler.ReduceLROnPlateau, "__init__", lambda args, _: self._plateaus.append(args[0]))
-        _around(Join, "__exit__", lambda *_: self.write("join", made=self._made))
+        # ranks leave it together, but not after the same number of steps: later steps are no pairs
+        _around(Join, "__exit__", lambda *_: self.write("join", made=self._made), lambda *_: self._end())
         base = dataloader._BaseDataLoaderIter
         for name in ("__init__", "_reset"):  # persistent workers keep their iterator for all epochs
             _around(base, name, after=self.iterates)
