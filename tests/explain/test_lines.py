@@ -72,7 +72,8 @@ def test_words_right_behind_a_progress_bar_are_a_line() -> None:
 
 def test_only_whole_numbers_that_can_be_ranks_are_ranks() -> None:
     for rank in (None, -1, 10**7, "3", True, 1.5, [3]):
-        assert [each.speaker.rank for each in lines_of(json.dumps({"rank": rank, "msg": "x"}))] == [None]
+        (line,) = lines_of(json.dumps({"rank": rank, "msg": "x"}))
+        assert (line.speaker.rank, line.text) == (None, "x")
     assert lines_of(json.dumps({"global_rank": 10**7 - 1, "msg": "x"}))[0].speaker.rank == 10**7 - 1
 
 

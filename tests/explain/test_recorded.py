@@ -418,7 +418,7 @@ def test_the_exits_of_a_record_stand_in_for_those_that_a_launcher_printed_of_its
         (5, 1, False, False),
     ]
     assert min(each.line.at for each in known.exits[:3]) > scanned.lines[-1].at
-    assert known.exits[2].line.text == "rank 3 ended with exit code 3"
+    assert known.exits[2].line.text == "rank 3 ended with exit code 3" and known.exits[2].line.number == 0
     all_hosts = replace(ended(7, 1), host="node-7")
     assert {each.rank for each in of_record.with_facts(scanned, RunFacts(ranks=(*ends, all_hosts))).exits} == {
         0,
@@ -466,6 +466,7 @@ def test_memory_explains_an_exit_as_far_as_it_is_known_to_have_run_out(
 ) -> None:
     told_of = of_record.memory_says(code, status, RunFacts(**known))
     assert (told_of and told_of[1].text.removeprefix("oom_kill: ")) == says
+    assert told_of is None or told_of[1].number == 0 == told_of[1].at * (not known.get("dmesg")), "no line of a file"
     assert told_of is None or told_of[0] == ("shm-too-small" if status == -7 else "host-out-of-memory")
 
 
