@@ -76,6 +76,7 @@ def test_of_many_telling_words_those_of_the_first_and_of_the_last_places_are_rea
     path.write_bytes(b"x" * 16_383 + b"\n" + b"".join(block.ljust(49_999, b"z") + b"\n" for block in blocks) + b"end")
     ((_, lines),) = reading.numbered_lines([LogSource("big.log", path)])
     read = {place: number for number, text in lines for place in range(40) if text == f"ERROR {place}"}
+    assert "" not in dict(lines).values(), "each begins with a whole line"
     assert read == {place: 10_004 * place + 10_002 for place in (*range(24), *range(32, 40))}
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from ddplaunch.explain.read.lines import read_lines
+from ddplaunch.explain.read.lines import read_lines, reason_text
 from ddplaunch.explain.read.prefixes import Speaker
 from tests.explain.logs import lines_of, raised
 from tests.explain.test_signatures import same  # noqa: F401 - a fixture
@@ -44,6 +44,12 @@ def test_the_last_lines_of_a_large_log_are_in_the_sample_that_its_prefixes_are_l
     texts = ["plain", "0: Traceback (most recent call last):"] * 12
     read = read_lines(enumerate(texts, start=1), "train.log", sample=12)
     assert [line.speaker.rank for line in read] == [None, 0] * 12
+
+
+def test_a_reason_that_ends_with_a_colon_goes_on_in_the_next_line() -> None:
+    said = ("panicked at a.rs:3:\nno such index\nnote: x", "panicked at a.rs:3\nno such index")
+    assert [reason_text(lines_of(text)) for text in said] == ["panicked at a.rs:3: no such index", "panicked at a.rs:3"]
+    assert reason_text([]) == ""
 
 
 def test_what_is_not_seen_is_left_out() -> None:

@@ -112,7 +112,7 @@ _MOST_RANKS = 10**7
 
 def unfold(raw: str) -> list[str]:
     """Return the lines inside a JSON record (structured logging, container runtimes), else the line itself."""
-    if raw[:1] != "{" or '"' not in raw[:3]:
+    if raw[:1] != "{":
         return [raw]
     try:
         record = json.loads(raw)
