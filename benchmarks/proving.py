@@ -236,7 +236,8 @@ def main() -> int:
         except ImportError:
             print(f"{module} is not installed")
     answers: dict[str, str] = {}
-    folder = asked.recorded or Path(tempfile.mkdtemp(prefix="proving-"))
+    made = tempfile.TemporaryDirectory(prefix="proving-")
+    folder = asked.recorded or Path(made.name)
     for case in cases:
         began_s = time.monotonic()
         answer, claims, log = judged(case, folder)
@@ -246,6 +247,7 @@ def main() -> int:
             print(*(f"    {claim.verdict} {claim.subject}: {claim.text}" for claim in claims), sep="\n")
             if not claims or asked.show:
                 print(log)
+    made.cleanup()
     publish("proving", table(answers), Counter(answers.values()), write=not (asked.no_write or asked.names or archive))
     return int(asked.check and bool({*answers.values()} - {"found", "silent"}))
 
