@@ -275,7 +275,7 @@ def _of_others(failure: Failure) -> bool:
 
 
 def announced_and_passed_over(case: Case) -> Holds:
-    """The program said that it continues, and printed more before anything else failed."""
+    """The program said that it continues, or named an exception, and printed more before anything else failed."""
     lines = [failure.line for failure in case.failures if not failure.logged] + [hit.line for hit in case.echoes]
     bad = sorted(line.at for line in (*lines, *(end.line for end in case.scanned.exits)))
 
@@ -283,7 +283,9 @@ def announced_and_passed_over(case: Case) -> Holds:
         place = bisect.bisect_right(bad, failure.line.at)
         until = bad[place] if place < len(bad) else case.scanned.lines[-1].at + 1
         bare_words = failure.bare and not failure.is_known and failure.speaker.rank is None
-        return (failure.logged or bare_words) and case.work.said_between(failure.line, until) >= GOES_ON
+        # a program that reports an exception in its own words has caught it
+        caught = failure.raised is None and not _of_others(failure) and _CAUGHT.match(failure.line.text)
+        return bool(failure.logged or bare_words or caught) and case.work.said_between(failure.line, until) >= GOES_ON
 
     return holds
 
