@@ -105,24 +105,6 @@ def distributed(run: Run, world_size: int, epochs: int, batch_size: int) -> None
     assert run.savers == ("saved-by-0.json",)
 
 
-def uniref50(tmp_path: Path) -> Guide:
-    """Return the uniref50 project with its data file where the guide has it."""
-    guide = Guide("uniref50", tmp_path)
-    data = guide.folder / "data" / "processed_uniref50.pt"
-    data.parent.mkdir()
-    data.write_bytes(b"not really")
-    return guide
-
-
-def quantumgrav(tmp_path: Path, port: int, world_size: int) -> Guide:
-    """Return the quantumgrav project; its YAML file names ``port`` and ``world_size``."""
-    guide = Guide("quantumgrav", tmp_path)
-    config = guide.folder / "configs" / "train_ddp.yaml"
-    text = config.read_text().replace("12355", str(port)).replace("world_size: 3", f"world_size: {world_size}")
-    config.write_text(text)
-    return guide
-
-
 EVERY_SCRIPT = (
     ("retriever-distillation", "run_ddp.sh"),
     ("underwater-ir", "train_ddp.sh"),

@@ -21,7 +21,6 @@ __all__ = ["call", "folder"]
 #: Scripts, with what becomes of a part where it stands: ⟦before → after⟧.
 CONVERTED = [
     "⟦torchrun --nproc_per_node=$N \\\n  → ddplaunch run $N --⟧ train.py \\\n  --lr 1 # x",
-    '⟦torchrun → ddplaunch run 1 --⟧ train.py "$@" > log 2>&1 &',
     "A=1 B=$C exec ⟦torchrun → ddplaunch run 1 --⟧ train.py",
     ". ./size.sh\nS=train\n⟦torchrun --nproc_per_node=$N → ddplaunch run $N -- python -u⟧ $S",
     'D=(--nproc_per_node 2)\n⟦torchrun "${D[@]}" → ddplaunch run 2 --⟧ t.py',
@@ -29,7 +28,6 @@ CONVERTED = [
     'bash -c "⟦torchrun → ddplaunch run 1 --⟧ t.py $1"',
     "eval '⟦torchrun → ddplaunch run 1 --⟧ t.py $1'",
     "cat <<EOF >job\n⟦torchrun → ddplaunch run 1 --⟧ t.py \\$1\nEOF",
-    "f() {\n  if x; then ⟦torchrun → ddplaunch run 1 --⟧ t.py; fi\n}",
     "⟦torchrun t.py {lr} → ddplaunch run 1 -- t.py {{lr}}⟧",
     "⟦$(which torchrun) → ddplaunch run 1 --⟧ t.py",
     "$PYTHON -m ⟦torch.distributed.run → ddplaunch run 1 --⟧ t.py",
@@ -61,7 +59,6 @@ CONVERTED = [
     ),
     "srun ⟦-N 1 -n 2 python → --nodes=1 --ntasks-per-node=1 --ntasks=1 ddplaunch run 2 --⟧ -m pkg.t",
     "srun ⟦-N 1 -n 2 → --nodes=1 --ntasks-per-node=1 --ntasks=1 ddplaunch run 2 --⟧ ./step --x",
-    "xargs -n1 ⟦torchrun → ddplaunch run 1 --⟧ t.py < list",
 ]
 
 
@@ -115,7 +112,6 @@ def test_what_no_grammar_takes_is_said_once_where_it_stays() -> None:
     [
         ("if true; then\n  echo a\nfi fi\ntorchrun train.py\n", "stands from line 1 on means"),
         ('echo "never closed\n', "stands from line 1 on means"),
-        ("torchrun train.py\ncase $x in\n a) echo\necho done\n", "stands from line 1 on means"),
         ("torchrun train.py \\\n  --amp \\\n", None),  # bash takes a backslash at the end
     ],
 )

@@ -93,11 +93,6 @@ def test_a_step_of_one_task_has_the_steps_run_id_and_stays_on_one_node() -> None
     assert complete(Options(), BATCH).run_id is None, "a batch script may start several"
 
 
-def test_a_job_of_an_array_is_named_as_squeue_names_it() -> None:
-    found = recognise(STEP | {"SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "3"})
-    assert found is not None and found.note.startswith("Slurm job 12.0 (array 9_3): ")
-
-
 def test_what_the_user_says_outranks_slurm() -> None:
     flags = said(nproc="2", node_rank=0, master_addr="10.0.0.1", master_port=29511, run_id="mine")
     found = topology(flags, STEP)
@@ -168,6 +163,8 @@ def test_cpus_that_slurm_gave_count_where_it_does_not_bind_them() -> None:
 def test_the_note_says_what_slurm_gave_and_how_much_time_is_left() -> None:
     (note,) = notes(STEP | {"SLURM_JOB_END_TIME": "4600"}, now_s=1000)
     assert note == "Slurm job 12.0: node 1 of 2 nodes (vn[1-2]), 3 GPUs on this node, 4 CPUs a task, 1 h left"
+    (of_array,) = notes(STEP | {"SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "3"}, 0)
+    assert of_array.startswith("Slurm job 12.0 (array 9_3): "), "as squeue names it"
     assert notes({}, 0) == ()
     assert notes(environ_of("SLURM_JOB_ID=7 SLURM_JOB_NODELIST=vn1"), 0) == ("Slurm job 7: vn1",)
 

@@ -121,7 +121,6 @@ def test_what_a_fork_would_do_otherwise_makes_the_start_cold(start: str, changes
     ("options", "words"),
     [
         ({"start": "hot"}, "--start"),
-        ({"start": ""}, "--start"),
         ({"start": "warm", "preload": ""}, "names no module"),
         ({"start": "warm", "preload": "a."}, "names no module"),
         ({"start": "warm", "preload": "-m"}, "names no module"),
