@@ -19,6 +19,7 @@ from ddplaunch.cli.commands.afterwards import clean as clean_command
 from ddplaunch.hosts.local.end_orphans import Cleaned, Leftovers, leftovers
 from ddplaunch.machine.processes.orphans import Orphans
 from ddplaunch.machine.processes.process_table import Process, process_table, read_process
+from ddplaunch.machine.processes.run_processes import is_python
 from ddplaunch.records.old_records import old_records, remove_record
 from ddplaunch.records.own import run_lock
 from ddplaunch.records.own.own_files import try_lock
@@ -121,7 +122,7 @@ def test_another_users_orphans_are_listed_and_left(folder: Path, call: Call) -> 
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
     try:
-        until(lambda: (each := read_process(pid)) is not None and each.parent != parent.pid, "it is an orphan")
+        until(lambda: (each := read_process(pid)) and each.parent != parent.pid and is_python(each), "it is an orphan")
         said = call("clean", run_id, "--yes")
         assert said.status == 0 and "not touched" in said.out and str(pid) in said.out
         assert read_process(pid) is not None
