@@ -62,20 +62,6 @@ HYDRA_FILES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("args", "final"),
-    [
-        (("seed=1", "-m"), ("seed=1", "data.batch_size=8", "optimizer.lr=0.004", "-m")),
-        (("data.batch_size=8",), ("data.batch_size=8", "optimizer.lr=0.004")),
-        (("--config-name", "other"), ("--config-name", "other")),
-        (("+data=faces",), ("+data=faces",)),
-    ],
-)
-def test_hydra_takes_the_keys_of_its_one_file(tmp_path: Path, args: tuple[str, ...], final: tuple[str, ...]) -> None:
-    write(tmp_path, HYDRA_FILES)
-    assert launched(tmp_path, *args).args == final
-
-
 def test_a_default_names_its_file_and_key_and_an_override_contradicts_the_plan(tmp_path: Path) -> None:
     write(tmp_path, HYDRA_FILES)
     topology = Topology(Resolved(1, FLAG), Resolved(4, FLAG), 1)
@@ -116,13 +102,6 @@ FROM_YAML = """
 """
 
 
-def test_keys_come_from_the_file_in_the_arguments(tmp_path: Path) -> None:
-    write(tmp_path, {"train.py": FROM_YAML, "a.yaml": "train: {batch_size: 4}\noptim: {lr: 0.1, warmup: 10}\n"})
-    final = ("a.yaml", "train.batch_size=8", "optim.warmup=100", "optim.lr=0.004")
-    assert launched(tmp_path, "a.yaml").args == final
-    assert "name its option, `--lr-option=NAME`" in {each.number: each.fix for each in launched(tmp_path).missing}["lr"]
-
-
 LEFT_OVER = """
     import argparse
     from omegaconf import OmegaConf
@@ -131,20 +110,6 @@ LEFT_OVER = """
     opt, unknown = p.parse_known_args()
     config = OmegaConf.merge(*[OmegaConf.load(each) for each in [*opt.base]], OmegaConf.from_dotlist(unknown))
 """
-
-
-@pytest.mark.parametrize(
-    ("declared", "args", "final"),
-    [
-        ('"base"', ("a.yaml",), ("a.yaml", "data.batch_size=8")),
-        ('"--base", nargs="*"', ("--base", "a.yaml"), ("data.batch_size=8", "--base", "a.yaml")),
-    ],
-)
-def test_where_words_that_a_parser_leaves_over_stand(
-    tmp_path: Path, declared: str, args: tuple[str, ...], final: tuple[str, ...]
-) -> None:
-    write(tmp_path, {"train.py": LEFT_OVER.format(declared=declared), "a.yaml": "data:\n  batch_size: 4\n"})
-    assert launched(tmp_path, *args).args == final
 
 
 YACS = """
@@ -170,36 +135,50 @@ YACS_DEFAULTS = """
 """
 
 
-@pytest.mark.parametrize(
-    ("opts", "args", "final"),
-    [
-        ("'opts'", ("--cfg", "x.yaml"), ("--cfg", "x.yaml", *PAIRS)),
-        ("'--opts'", (), ("--opts", *PAIRS)),
-        ("'--opts'", ("--opts", "SEED", "3"), ("--opts", *PAIRS, "SEED", "3")),
-    ],
-)
-def test_yacs_takes_pairs_behind_everything_else(
-    tmp_path: Path, opts: str, args: tuple[str, ...], final: tuple[str, ...]
-) -> None:
-    write(tmp_path, {"train.py": YACS.format(opts=opts), "defaults.py": YACS_DEFAULTS})
-    assert launched(tmp_path, *args).args == final
-
-
 DETECTRON = """
     from detectron2.config import LazyConfig, get_cfg
     from detectron2.engine import default_argument_parser, default_setup
     args = default_argument_parser().parse_args()
     cfg = get_cfg()
     cfg.merge_from_file(args.config_file)
-    {overrides}
+    cfg.merge_from_list(args.opts)
     default_setup(cfg, args)
 """
 
 
-def test_the_keys_of_detectron2_stand_at_the_end(tmp_path: Path) -> None:
-    write(tmp_path, {"train.py": DETECTRON.format(overrides="cfg.merge_from_list(args.opts)")})
-    words = ("SOLVER.IMS_PER_BATCH", "32", "SOLVER.WARMUP_ITERS", "100", "SOLVER.BASE_LR", "0.004")
-    assert launched(tmp_path, "--config-file", "x.yaml").args == ("--config-file", "x.yaml", *words)
+def of_yacs(options: str) -> dict[str, str]:
+    return {"train.py": YACS.format(opts=options), "defaults.py": YACS_DEFAULTS}
+
+
+BASE = {"a.yaml": "data:\n  batch_size: 4\n"}
+ON_KEYS = {"train.py": FROM_YAML, "a.yaml": "train: {batch_size: 4}\noptim: {lr: 0.1, warmup: 10}\n"}
+SOLVER = ("SOLVER.IMS_PER_BATCH", "32", "SOLVER.WARMUP_ITERS", "100", "SOLVER.BASE_LR", "0.004")
+
+
+@pytest.mark.parametrize(
+    ("files", "args", "final"),
+    [
+        (HYDRA_FILES, ("seed=1", "-m"), ("seed=1", "data.batch_size=8", "optimizer.lr=0.004", "-m")),
+        (HYDRA_FILES, ("data.batch_size=8",), ("data.batch_size=8", "optimizer.lr=0.004")),
+        (HYDRA_FILES, ("+data=faces",), ("+data=faces",)),
+        (ON_KEYS, ("a.yaml",), ("a.yaml", "train.batch_size=8", "optim.warmup=100", "optim.lr=0.004")),
+        ({"train.py": LEFT_OVER.format(declared='"base"'), **BASE}, ("a.yaml",), ("a.yaml", "data.batch_size=8")),
+        (
+            {"train.py": LEFT_OVER.format(declared='"--base", nargs="*"'), **BASE},
+            ("--base", "a.yaml"),
+            ("data.batch_size=8", "--base", "a.yaml"),
+        ),
+        (of_yacs("'opts'"), ("--cfg", "x.yaml"), ("--cfg", "x.yaml", *PAIRS)),
+        (of_yacs("'--opts'"), (), ("--opts", *PAIRS)),
+        (of_yacs("'--opts'"), ("--opts", "SEED", "3"), ("--opts", *PAIRS, "SEED", "3")),
+        ({"train.py": DETECTRON}, ("--config-file", "x.yaml"), ("--config-file", "x.yaml", *SOLVER)),
+    ],
+)
+def test_where_the_keys_of_a_configuration_stand(
+    tmp_path: Path, files: dict[str, str], args: tuple[str, ...], final: tuple[str, ...]
+) -> None:
+    write(tmp_path, files)
+    assert launched(tmp_path, *args).args == final
 
 
 @pytest.mark.parametrize(("factor", "doubt"), [("", ""), (" * len(gpus)", "train.py:11 may change the value")])
@@ -352,4 +331,6 @@ def test_a_file_that_cannot_be_read_or_has_no_keys_is_left_alone(tmp_path: Path,
     (tmp_path / "a.yaml").write_text(text)
     found = launched(tmp_path, "a.yaml")
     assert found.args == ("a.yaml",)
-    assert "lr" in [each.number for each in found.missing]
+    for without in (found, launched(tmp_path)):
+        fixes = {each.number: each.fix for each in without.missing}
+        assert "name its option, `--lr-option=NAME`" in fixes["lr"]

@@ -27,7 +27,6 @@ NET = f"{PARSER}class Net: ...\nif __name__ == '__main__':\n    parse()\n"
         ("from pkg.cli import parse\nparse()\n", {"pkg/cli": PARSER}),
         ("import pkg.cli\npkg.cli.parse()\n", {"pkg/cli": PARSER, "pkg/__init__": ""}),
         ("from pkg import cli\ncli.parse()\n", {"pkg/cli": PARSER, "pkg/__init__": ""}),
-        ("from pkg import parse\nparse()\n", {"pkg/cli": PARSER, "pkg/__init__": "from .cli import parse"}),
         ("from pkg import parse\nparse()\n", {"pkg/cli": PARSER, "pkg/__init__": "from .cli import *"}),
         ("from pkg.cli import parse\nparse()\n", {"src/pkg/cli": PARSER}),
     ],
@@ -89,38 +88,31 @@ UP = "def up(many):\n    if many:\n        dist.init_process_group()\n"
     [
         ("from torch.distributed import init_process_group\ninit_process_group()\n", None),
         ("from torch.distributed.device_mesh import init_device_mesh\ninit_device_mesh('cuda', (2,))\n", None),
-        ("import lightning as L\nL.Trainer()\n", None),
         ("import ddp\nddp.setup()\n", None),
         ("from pytorch_lightning import Trainer as T\nT(devices='auto').fit(model)\n", None),
-        ("from accelerate import Accelerator\nAccelerator()\n", None),
         ("from transformers import Trainer\nclass Mine(Trainer): ...\nMine().train()\n", None),
         ("import deepspeed\ndeepspeed.initialize()\n", None),
         ("import torch, os\nif 'RANK' in os.environ:\n    torch.distributed.init_process_group()\n", None),
         ("import unknown\ndef main():\n    unknown.x()\n    dist.init_process_group()\nmain()\n", None),
         ("from mpi4py import MPI\nrank = MPI.COMM_WORLD.Get_rank()\ndist.init_process_group('nccl')\n", None),
-        ("import horovod.torch as hvd\nhvd.init()\ndist.init_process_group('nccl')\n", None),
         ("import torch\nmodel = torch.nn.DataParallel(model)\n", False),
         ("import unknown\nunknown.train()\n", True),
         ("import deepspeed\nimport argparse\n", True),
-        ("import transformers, wandb\nwandb.init()\n", False),
         ("from lightning import Trainer\nt: Trainer = hydra.utils.instantiate(cfg.trainer)\n", True),
         ("from lightning import Trainer\nt = made(cfg.trainer, Trainer)\n", True),
         ("from lightning.pytorch.cli import LightningCLI\nLightningCLI()\n", True),
         ("from lightning import Trainer\ndef fit(t: Trainer | None) -> Trainer: ...\nfit(make())\n", True),
-        ("import horovod.torch as hvd\nhvd.init()\n", True),
         ("from accelerate import Accelerator\nif cfg['many']:\n    Accelerator()\n", True),
         (UP + "up(my_config.many)\n", True),
         (UP + "self.many = my_config.many\nup(my_config.many)\n", True),
         (UP + "my_config.many = size > 1\nup(my_config.many)\n", None),
         ("from accelerate import Accelerator\ncfg.many = size > 1\nif cfg.many:\n    Accelerator()\n", None),
         ("import torch\ndef unused():\n    torch.distributed.init_process_group()\nif False:\n    unused()\n", True),
-        ("def up():\n    dist.init_process_group()\nif my_config.many:\n    up()\n", True),
         ("def up():\n    dist.init_process_group()\nif my_config.mode == 'train':\n    up()\n", None),
         ("class Many:\n    def __init__(self):\n        dist.init_process_group()\n{'nccl': Many}[kind]()\n", True),
         ("import accelerate as a\nHAS = False\nif a:\n    HAS = True\nif HAS:\n    a.Accelerator()\n", True),
         (SUPER + "Mine('pytorch')\n", True),
         ("import os, torch\nos.environ['RANK'] = str(rank)\ntorch.distributed.init_process_group()\n", True),
-        (OF_SLURM, True),
         (OWN_METHOD, True),
         (SPAWNED + "launch = mp.spawn\nlaunch(f, (1,), 4)\n", True),
         (SPAWNED + "own = mp.get_context('spawn')\n[own.Process(target=f, args=(n,)) for n in range(4)]\n", True),
@@ -130,7 +122,6 @@ UP = "def up(many):\n    if many:\n        dist.init_process_group()\n"
         ("import os\nif args.slurm:\n    " + TAKES_RANK, None),
         (MPI + SETS_RANK, True),
         (MPI + "comm = MPI.COMM_WORLD\ndist.init_process_group('nccl', rank=comm.rank, world_size=comm.size)\n", True),
-        (MPI + "def unused():\n    " + SETS_RANK.replace("\n", "\n    ").rstrip() + "\n", True),
     ],
 )
 def test_ranks_of_a_launch_that_may_not_meet_are_in_doubt(tmp_path: Path, text: str, hidden: bool | None) -> None:
@@ -145,7 +136,6 @@ def test_ranks_of_a_launch_that_may_not_meet_are_in_doubt(tmp_path: Path, text: 
     [
         ("loss = model.module.loss(x)", ["world_size"]),
         ("out = model(x)\n    loss = model.module.loss(out)", []),
-        ("val_loss = model.module.loss(x)", []),
         ("a.state.deepspeed_plugin.deepspeed_config['x'] = 1", ["world_size"]),
         ("a.state.deepspeed_plugin.deepspeed_config['x'] = DeepSpeedPlugin()", []),
     ],
@@ -172,7 +162,6 @@ UNSURE = ("something else", 0, 0)
         ("import lightning as L\nL.Trainer(devices=int(os.environ.get('SLURM_NTASKS', 1)))", UNSURE),
         ("import lightning as L\nL.Trainer(**kwargs)", UNSURE),
         ("import lightning as L\nL.Fabric(num_nodes=2)", UNSURE),
-        ("import lightning as L\nL.Fabric(num_nodes=1)", None),
         ("import transformers as t\nm = t.AutoModel.from_pretrained(path, device_map='auto')\nt.Trainer(m)", UNSURE),
         ("import transformers as t\nm = t.AutoModel.from_pretrained(path, device_map={'': 0})\nt.Trainer(m)", None),
         ("import lightning as L\nL.Trainer.from_argparse_args(args)", UNSURE),
@@ -198,7 +187,6 @@ SPAWN = "import torch, os, sys\nimport torch.multiprocessing as mp\n"
         ("if torch.cuda.device_count() > 1:\n    mp.spawn(f, nprocs=2)\n", True),
         ("if 'RANK' not in os.environ:\n    mp.spawn(f, nprocs=2)\n", False),
         ("if os.environ.get('LOCAL_RANK') is None:\n    mp.spawn(f, nprocs=2)\n", False),
-        ("if args.multiprocessing_distributed:\n    mp.spawn(f, nprocs=2)\n", False),
         ("def unused():\n    mp.spawn(f, nprocs=2)\n", False),
         ("def main():\n    if args.single:\n        return f(0)\n    mp.spawn(f, nprocs=2)\nmain()\n", False),
         ("def local():\n    mp.spawn(f, nprocs=2)\nif args.local:\n    local()\n", False),
@@ -215,16 +203,11 @@ def test_variables_that_are_read(tmp_path: Path) -> None:
     assert report.reads_env == ("RANK", "MASTER_PORT", "WORLD_SIZE")
 
 
-@pytest.mark.parametrize(
-    ("data", "name", "error"),
-    [
-        (b"import os\n\ndef f(:\n    pass\n", "train.py", "train.py:3: invalid syntax"),
-        (b"#!/usr/bin/env python3\nPK\x03\x04\0\0", "app.pyz", None),
-    ],
-)
-def test_syntax_error_has_file_and_line(tmp_path: Path, data: bytes, name: str, error: str | None) -> None:
-    report = read_script(write(tmp_path, data, name), tmp_path)
-    assert (report.syntax_error, report.complete) == (error, False)
+def test_syntax_error_has_file_and_line_and_an_archive_has_none(tmp_path: Path) -> None:
+    wrong = read_script(write(tmp_path, b"import os\n\ndef f(:\n    pass\n"), tmp_path)
+    assert (wrong.syntax_error, wrong.complete) == ("train.py:3: invalid syntax", False)
+    archive = read_script(write(tmp_path, b"#!/usr/bin/env python3\nPK\x03\x04\0\0", "app.pyz"), tmp_path)
+    assert (archive.syntax_error, archive.complete) == (None, False)
 
 
 ALL = ("batch_size", "global_batch_size", "accum", "lr", "warmup_steps")
@@ -240,7 +223,6 @@ def write(folder: Path, data: bytes, name: str = "train.py") -> Path:
     [
         b"x = " + b"(" * 5000 + b")" * 5000,
         b"x = " + b"-" * 20000 + b"1",
-        b"x = " + b"a." * 20000 + b"b",
         b"x = " + b"1+" * 20000 + b"1",
         b"#" + b" " * 5_000_000,
         b"import argparse\0",
@@ -248,12 +230,12 @@ def write(folder: Path, data: bytes, name: str = "train.py") -> Path:
         b"# -*- coding: nonsense -*-\n",
         b"\xff\xfe" + "import os".encode("utf-16-le"),
     ],
-    ids=["parentheses", "minus", "attributes", "sums", "5MB", "null", "latin", "cookie", "utf16"],
+    ids=["parentheses", "minus", "sums", "5MB", "null", "latin", "cookie", "utf16"],
 )
 def test_hostile_sources_are_incomplete(tmp_path: Path, data: bytes) -> None:
     report = read_script(write(tmp_path, data), tmp_path)
     assert report.options == ()
-    if b"a." not in data and b"1+" not in data and not data.endswith(b"-1"):
+    if b"1+" not in data and not data.endswith(b"-1"):
         assert not report.complete
 
 
@@ -419,8 +401,6 @@ def test_files_that_declare_options_are_read_before_others(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "asked"),
     [
-        ("import ddplaunch\nprint(ddplaunch.__version__)", ()),
-        ("import ddplaunch\nlr = ddplaunch.current().lr", ("lr",)),
         ("from ddplaunch import current\nplan = current()\nif plan:\n    print(plan, plan.accum)", ("accum",)),
         ("import ddplaunch as d\ndef f(p):\n    opt(lr=p.lr)\n    return p.rank\nf(d.current())", ("lr",)),
         (
@@ -450,7 +430,6 @@ DEVICE = (
 @pytest.mark.parametrize(
     ("body", "line"),
     [
-        ("torch.cuda.set_device(args.local_rank)\n", 5),
         ("device = torch.device('cuda', args.local_rank)\n", 5),
         ("d = torch.device(f'cuda:{args.local_rank}')\n", 5),
         ("c = Config()\nc.HERE = args.local_rank\ntorch.cuda.set_device(c.HERE)", 7),
@@ -459,7 +438,6 @@ DEVICE = (
         ("engine, *_ = deepspeed.initialize(args)\nx.to(engine.local_rank)\n", None),
         ("if args.local_rank > 0:\n    torch.cuda.set_device(args.local_rank)\n", None),
         ("args.local_rank = int(os.environ['LOCAL_RANK'])\ntorch.cuda.set_device(args.local_rank)\n", None),
-        ("args.gpu = int(os.environ['RANK'])\ntorch.cuda.set_device(args.gpu)\n", None),
         ("import accelerate\ntorch.cuda.set_device(args.local_rank)\n", None),
         ("import mmseg\ntorch.cuda.set_device(args.local_rank)\ntorch.distributed.init_process_group()\n", 6),
         (  # it is not the GPU alone that is wrong then: no process group is set up at all
