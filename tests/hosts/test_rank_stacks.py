@@ -61,7 +61,6 @@ def still(busy: dict[int, float] | None = None, left: dict[int, str] | None = No
     ("inner", "text", "kind"),
     [
         (ALL_REDUCE, "all_reduce at train.py:88", "collective"),
-        (BARRIER, "barrier at train.py:88", "collective"),
         (LOADER, "DataLoader.__next__ at train.py:88", "loader"),
         (BACKWARD, "backward at train.py:88", "backward"),
         ((), "train.py:88 in main", "own"),
@@ -79,10 +78,9 @@ def test_a_place_is_the_users_own_line_and_what_it_called(
 
 
 def test_a_stack_that_is_not_known_is_no_place_and_the_odd_one_out_comes_first() -> None:
-    assert place_of(RankStack(0, 1, problem="it has ended")).kind == "unknown"
     assert not place_of(RankStack(0, 1)).needs_others
     found = groups([*(rank(each, *ALL_REDUCE) for each in range(3)), rank(3, *LOADER), RankStack(4, 1, problem="?")])
-    assert [group.ranks for group in found] == [(3,), (0, 1, 2), (4,)]
+    assert [group.ranks for group in found] == [(3,), (0, 1, 2), (4,)] and found[2].place.kind == "unknown"
 
 
 def test_the_rank_that_the_others_wait_for_is_named() -> None:
@@ -90,6 +88,9 @@ def test_the_rank_that_the_others_wait_for_is_named() -> None:
     assert (found.code, found.certainty, found.rank, found.host) == ("collective-timeout", "likely", 3, "node-1")
     assert found.what == "rank 3 is at train.py:41 in load, and ranks 0-2 wait in all_reduce at train.py:88 for 4 min"
     assert (found.evidence[0].file, found.evidence[0].line) == ("/home/me/train.py", 41)
+    found = hang_diagnosis([rank(0, *ALL_REDUCE)], still(left={1: "exit status 0"}))
+    assert (found.code, found.rank) == ("collective-timeout", 1)
+    assert found.what.startswith("rank 1 had ended (exit status 0) while rank 0 waits in all_reduce")
 
 
 @pytest.mark.parametrize(
@@ -99,10 +100,8 @@ def test_the_rank_that_the_others_wait_for_is_named() -> None:
         (RankStack(1, 9, state="D", kernel="nfs_wait"), "(`nfs_wait`) for a disk or a file server"),
         (rank(1, line=41, kernel="anon_pipe_read", reads="/data/fifo"), "reads from `/data/fifo`"),
         (rank(1, line=41, kernel="wait_for_partner"), "waits for input"),
-        (rank(1, line=41, kernel="hrtimer_nanosleep"), "rank 1 sleeps"),
         (rank(1, *LOADER), "its DataLoader workers, which send nothing"),
         (rank(1, line=41, kernel="sk_wait_data"), "over the network"),
-        (rank(1, line=41, kernel="do_wait"), "waits for a program that it has started"),
         (rank(1, line=41, kernel="locks_lock_inode_wait"), "the lock of a file that another process holds"),
         (rank(1, line=41, kernel="poll_schedule_timeout.constprop.0"), "until a socket or pipe has something for it"),
         (rank(1, line=41, kernel="pipe_write"), "from which nobody reads (`pipe_write`)"),
@@ -142,12 +141,6 @@ def test_different_collectives_are_a_mismatch_and_the_same_one_is_none() -> None
     assert "batches" not in str(apart) and "turn of a loop" not in apart.why
     backward = hang_diagnosis([rank(0, *ALL_REDUCE), rank(1, *BACKWARD)], still())
     assert backward.code == "collective-timeout"
-
-
-def test_a_rank_that_left_is_the_one_that_does_not_come() -> None:
-    found = hang_diagnosis([rank(0, *ALL_REDUCE)], still(left={1: "exit status 0"}))
-    assert (found.code, found.rank) == ("collective-timeout", 1)
-    assert found.what.startswith("rank 1 had ended (exit status 0) while rank 0 waits in all_reduce")
 
 
 def test_a_hang_without_collectives_or_without_others() -> None:
@@ -192,7 +185,6 @@ SHELL = [(RankStack(0, 5, problem="no Python", programs=(number,)), rank(1, *ALL
         ([(WAITING, ALONE)] * 3, (0, 1), True, True),
         ([(WAITING, ALONE)] * 2, (0, 1), False, False),
         ([(WAITING, ALONE)] * 5, (1,), True, True),
-        ([(WAITING, OTHER)] * 5, (0,), True, True),
         ([(WAITING, rank(1, *LOADER))] * 3, (0, 1), True, True),
         ([*[(WAITING, ALONE)] * 2, (rank(0, line=90, where="next"), ALONE)], (0, 1), False, False),
         ([(WAITING, rank(1, where=name)) for name in ("forward", "norm", "loss")], (0, 1), False, False),

@@ -7,6 +7,7 @@ import socket
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -81,10 +82,6 @@ def test_who_is_missing_is_named_everywhere(port: int) -> None:
             assert "`--join-timeout 30m`" in finding.fix
 
 
-def times_out(*_: object) -> None:
-    raise TimeoutError
-
-
 @pytest.mark.parametrize(
     ("address", "reason"),
     [
@@ -98,7 +95,7 @@ def test_node_0_does_not_call(port: int, address: str, reason: str, monkeypatch:
     if address == "no-such-host.invalid":
         monkeypatch.setattr("ddplaunch.machine.network.look_up", lambda *_: lambda: answer)
     elif address == "127.0.0.2":
-        monkeypatch.setattr("socket.socket.connect", times_out)
+        monkeypatch.setattr("socket.socket.connect", Mock(side_effect=TimeoutError))
     with Gathering(port, timeout_s=0.2) as gathering:
         gathering.call = replace(gathering.call, address=address)
         verdict = gathering.node(1).result(60)

@@ -52,13 +52,10 @@ def answer(links: Links, link: Link) -> dict[str, Any] | None:
     return links.run(link.ask({}, time.monotonic() + 60))
 
 
-def test_messages_arrive_in_pieces_and_behind_noise(links: Links) -> None:
+def test_messages_arrive_in_pieces_and_behind_noise_and_what_comes_without_the_greeting_is_none(links: Links) -> None:
     link = printing(links, b"Welcome to the cluster!\n" + GREETING + json_line({"id": 1}) + b"\n[1]\n")
     assert begins(links, link)
     assert [answer(links, link) for _ in range(3)] == [{"id": 1}, {}, {}]
-
-
-def test_what_comes_without_the_greeting_is_no_message(links: Links) -> None:
     forged = json_line({"facts": "forged"})
     link = printing(links, forged * 10 + GREETING[1:] + forged + GREETING + json_line({"id": 1}))
     assert begins(links, link) and answer(links, link) == {"id": 1}
@@ -125,7 +122,7 @@ def test_failures_of_ssh(status: int | None, said: str, code: str) -> None:
     assert ("hang" in found.why) == ((status, said) == (None, "")) and ("`exit`" in found.why) == (status == 0)
 
 
-def test_a_key_that_others_can_read_gets_what_helps() -> None:
+def test_a_key_that_others_can_read_gets_what_helps_and_a_start_that_fails_its_last_word() -> None:
     said = (
         "@@@@@\n@         WARNING: UNPROTECTED PRIVATE KEY FILE!          @\n@@@@@\n"
         "Permissions 0644 for '/home/ada/my key' are too open.\nThis private key will be ignored.\n"
@@ -134,9 +131,6 @@ def test_a_key_that_others_can_read_gets_what_helps() -> None:
     found = failure("gpu-x", "python", 255, said)
     assert found.what == "gpu-x refused this user: ssh ignores the key"
     assert found.fix == "`chmod 600 '/home/ada/my key'`"
-
-
-def test_an_interpreter_in_which_ddplaunch_does_not_start_is_named_with_its_last_word() -> None:
     said = "  File ...\nTypeError: zip() takes no keyword arguments\nShared connection to gpu-x closed."
     found = failure("gpu-x", "/opt/python", 1, said)
     assert found.what == "gpu-x has a `/opt/python` in which ddplaunch does not start"
@@ -271,16 +265,13 @@ class Program:
         return self.printed["out"].removeprefix(GREETING), self.printed["err"], self.link.status
 
 
-def test_output_and_status_arrive(links: Links, tmp_path: Path) -> None:
+def test_output_and_status_arrive_or_why_nothing_can_be_started(links: Links, tmp_path: Path) -> None:
     program = Program(links, stand_in(tmp_path, "printf 'a\\0b'; echo oops >&2; sleep 0.3; exit 255"))
     for _ in range(5):
         program.link.send({})  # beats are answered, and the answers are not shown
     assert program.ended() == (b"a\0b", b"oops\n", 254), "ssh keeps 255 for itself, and it is not taken for a loss"
     python = stand_in(tmp_path, "cat")
     assert json.loads(Program(links, python).ended()[0])["python"] == python, "it reads its whole order"
-
-
-def test_what_cannot_be_started_says_why(links: Links, tmp_path: Path) -> None:
     out, err, status = Program(links, str(tmp_path / "none")).ended()
     assert (out, status) == (b"", 126) and b"No such file or directory" in err
 
