@@ -100,11 +100,6 @@ def scheduler():
         step(batch)
         cycle.step()
 
-def manual():
-    for number, (batch,) in enumerate(DataLoader(samples, 4)):
-        sgd.param_groups[0]["lr"] = 0.001 * (number + 1)
-        step(batch)
-
 def closure():
     lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=2)
     def again():
@@ -218,7 +213,7 @@ def other_names():
 folder = sys.argv[1]
 warnings.simplefilter("ignore")
 families = (plain, workers, accumulation, fetches_ahead, own_batches,
-               a_distributed_model_that_was_compiled, iterable, two_optimizers, scheduler, manual, closure,
+               a_distributed_model_that_was_compiled, iterable, two_optimizers, scheduler, closure,
                scaler_skips, compiled, restored, loaded_with_what_it_had, one_step, broken,
                epochs_in_one_order, epochs_that_are_told,
                by_hand, kept_method, reduced_in_the_backward_pass, shared_batches, other_names)
@@ -276,7 +271,6 @@ NOTED = {
     "iterable": (None, [1, 1, 1, 1], [], [[0.01]], True, 4),
     "two_optimizers": (4, [1, 1, 1, 1], [], [[1e-3], [2e-3]], True, 4),
     "scheduler": (4, [1, 1, 1, 1], [], [[0.02]], False, 4),
-    "manual": (4, [1, 1, 1, 1], [], [[0.001]], False, 4),
     "closure": (None, [], None, [[1.0]], True, 4),
     "scaler_skips": (4, [1, 2, 2, 1], [], [[0.01]], True, 4),
     "restored": (4, [1, 1, 1, 1], [], [[0.01]], True, 4),

@@ -65,7 +65,6 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, default=8)
 parser.add_argument("--lr", type=float, default=0.01)
-parser.add_argument("--warmup", type=int, default=0)
 args = parser.parse_args()
 world, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
 
@@ -90,12 +89,8 @@ def train(fault, rank=rank, store="env://"):
         group["lr"] *= {"ranks": rank + 1}.get(fault, 1)
     if fault == "often":
         warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / 200))
-    sizes = {"divided": 2}
-    loader = DataLoader(
-        data,
-        args.batch_size // sizes.get(fault, 1),
-        sampler=DistributedSampler(data, world, rank) if fault != "plain" else None,
-    )
+    sampler = DistributedSampler(data, world, rank) if fault != "plain" else None
+    loader = DataLoader(data, args.batch_size, sampler=sampler)
     if fault == "loaded" and rank == 1:
         model.module.load_state_dict({"weight": torch.ones(1, 4), "bias": torch.ones(1)})
     for (batch,) in loader:

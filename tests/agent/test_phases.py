@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,70 +41,57 @@ def may_be_forward(line: Timeline) -> None:
     line.turn(MAYBE_FORWARD)
 
 
-def test_a_timeline_tells_a_forward_pass_by_what_follows() -> None:
+#: By the words of a story: what the patches of a rank tell its timeline.
+HAPPENS: dict[str, Callable[[Timeline], object]] = {
+    "data": lambda line: line.turn(DATA),
+    "forward": may_be_forward,
+    "fetch": lambda line: line.fetch(1, 8),
+    "other": lambda line: line.fetch(2, 4),
+    "backward": Timeline.backward,
+    "back": Timeline.back,
+    "optimizer": lambda line: line.optimizer(True),
+    "updated": lambda line: line.optimizer(False),
+}
+
+
+@pytest.mark.parametrize(
+    ("story", "samples", "spent_us", "next_story"),
+    [
+        (  # the second forward pass is a validation: nothing comes of it
+            "data forward fetch backward back forward data back optimizer updated",
+            8,
+            {DATA: 2, FORWARD: 1, BACKWARD: 1, COMM: None, OPTIMIZER: 1},
+            "",
+        ),
+        ("fetch other backward back", None, {}, "fetch backward"),  # of two loaders nobody knows the samples
+        (  # batches that are fetched ahead are of the passes that follow; the third is of the next step
+            "data forward fetch " * 3 + "backward back " * 2 + "optimizer updated",
+            16,
+            {BACKWARD: 2, FORWARD: 2},
+            "backward",
+        ),
+        (  # a closure has its forward pass within the optimizer; LBFGS has a second, on the same batch
+            "fetch optimizer backward back backward back updated",
+            8,
+            {FORWARD: 1, BACKWARD: 2, OPTIMIZER: 2},
+            "",
+        ),
+    ],
+)
+def test_a_timeline_tells_forward_passes_and_samples_by_what_follows(
+    story: str, samples: int | None, spent_us: dict[int, float | None], next_story: str
+) -> None:
     line = Timeline(Counted())
     line.step()
-    line.turn(DATA)
-    may_be_forward(line)
-    line.fetch(1, 8)
-    line.backward()
-    line.back()
-    may_be_forward(line)  # a validation: nothing comes of it
-    line.turn(DATA)
-    line.back()
-    line.optimizer(True)
-    line.optimizer(False)
-    marks, end, samples = line.step()
+    for word in story.split():
+        HAPPENS[word](line)
+    marks, end, known = line.step()
     times = line.times_us(marks, end)
-    assert samples == 8 and sum(each or 0 for each in times) == (end - marks[0][1]) / 1000
-    assert [times[each] for each in (DATA, FORWARD, BACKWARD, COMM, OPTIMIZER)] == [2, 1, 1, None, 1]
-
-
-def test_of_two_loaders_nobody_knows_the_samples() -> None:
-    line = Timeline(Counted())
-    line.step()
-    line.fetch(1, 8)
-    line.fetch(2, 4)
-    line.backward()
-    line.back()
-    assert line.step()[2] is None
-    line.fetch(1, 8)
-    line.backward()
-    assert line.step()[2] == 8
-
-
-def test_batches_that_are_fetched_ahead_are_of_the_passes_that_follow() -> None:
-    line = Timeline(Counted())
-    line.step()
-    for _ in range(3):
-        line.turn(DATA)
-        may_be_forward(line)
-        line.fetch(1, 8)
-    for _ in range(2):  # the third is of the next step
-        line.backward()
-        line.back()
-    line.optimizer(True)
-    line.optimizer(False)
-    marks, end, samples = line.step()
-    times = line.times_us(marks, end)
-    assert samples == 16 and times[BACKWARD] == 2 and times[FORWARD] == 2, times
-    line.backward()
-    assert line.step()[2] == 8
-
-
-def test_a_closure_has_its_forward_pass_within_the_optimizer() -> None:
-    line = Timeline(Counted())
-    line.step()
-    line.fetch(1, 8)
-    line.optimizer(True)
-    line.backward()
-    line.back()
-    line.backward()  # of LBFGS, on the same batch
-    line.back()
-    line.optimizer(False)
-    marks, end, samples = line.step()
-    times = line.times_us(marks, end)
-    assert samples == 8 and [times[each] for each in (FORWARD, BACKWARD, OPTIMIZER)] == [1, 2, 2]
+    assert known == samples and {part: times[part] for part in spent_us} == spent_us
+    assert sum(each or 0 for each in times) == (end - marks[0][1]) / 1000
+    for word in next_story.split():
+        HAPPENS[word](line)
+    assert not next_story or line.step()[2] == 8
 
 
 class Event:

@@ -12,7 +12,6 @@ import sys
 import termios
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -88,10 +87,6 @@ def test_between_its_lines_a_training_says_how_far_it_is(tmp_path: Path) -> None
     assert (record / "rank-0.out").read_bytes() == b"step 1/9 loss 0.5\nstep 2/9 loss 0.25\nunfinished, ended\n"
 
 
-def grows(run: Run, size: int) -> bool:
-    return len(run.file("rank-0.out")) > size
-
-
 def test_ranks_outlive_guards_and_train_on_without_any(tmp_path: Path) -> None:
     run = Run(tmp_path, "released", stdout=subprocess.DEVNULL)
     run.wait_for("running-0-0", "running-1-0")
@@ -100,7 +95,8 @@ def test_ranks_outlive_guards_and_train_on_without_any(tmp_path: Path) -> None:
         within(lambda: run.guard() not in killed, run)
         killed.append(run.guard())
         if number == 2:  # the second that came in place of another records what the ranks print
-            within(partial(grows, run, len(run.file("rank-0.out"))), run)
+            size = len(run.file("rank-0.out"))
+            within(lambda size=size: len(run.file("rank-0.out")) > size, run)  # type: ignore[misc]
         os.kill(killed[-1] or -1, signal.SIGKILL)
     within(lambda: run.guard() is None, run)
     time.sleep(0.5)  # no fifth one comes
