@@ -13,11 +13,8 @@ from ddplaunch.ui.launch_view import device_text, launch_panel, number_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.resolved import Resolved, Source
-from tests.cli.cli_calls import call, folder
 from tests.conftest import Golden
 from tests.planning.sample_launch import FILES, cpu_only, facts, launch, two_nodes
-
-__all__ = ["call", "folder"]
 
 RECORD = ".ddplaunch/runs/20261121-143012-x7k2q9"
 
@@ -53,7 +50,6 @@ def panel(shown: Launch) -> str:
 @pytest.mark.parametrize(
     ("families", "shown"),
     [
-        ((), "batch 32 = 8 per GPU × 1 accumulation × 4 GPUs lr 0.0004 ="),
         (("batch_size", "accum"), "batch 8? per GPU × 1? accumulation × 4 GPUs: not passed lr 0.0004 ="),
         (("lr",), "lr 0.0004? = 0.0001 × 4 (linear: batch 32 / 8): not passed steps"),
         (("lr", "world_size"), "× 4 GPUs?: not passed lr 0.0004? = 0.0001 × 4 (linear: batch 32 / 8) steps"),
@@ -76,9 +72,6 @@ BASED = dataclasses.replace(
 MADE_OF_IT = Passed("lr", "0.0008", ("--lr", "0.0008"), DeclaredAt("train.py", 31), "train.py:40 multiplies it by 0.5")
 MANY = tuple(Variable(f"A{number}", "x" * 99, Source("flag", "--env"), "yours") for number in range(9))
 PLACED = Placement(("0-3",) * 8, text="ranks 0-3 on NUMA node 0", shown=True)
-ONE = dataclasses.replace(
-    launch().topology, nproc_per_node=dataclasses.replace(launch().topology.nproc_per_node, value=1)
-)
 
 
 def of_the_script(detail: str) -> Numbers:
@@ -101,7 +94,6 @@ def of_the_script(detail: str) -> Numbers:
         (launch(placement=PLACED), "cpus   ranks 0-3 on NUMA node 0\n"),
         (two_nodes(), "16 processes, 2 nodes of 8, this is node 0, rank 0 at node-1:29500, GPUs 0-7\n"),
         (cpu_only(), "train.py on 2 processes, this machine, CPU\n"),
-        (launch(topology=ONE, gpus=("3",)), "on 1 process, this machine, GPU 3\n"),
         (launch(target=Target("module", "pkg.train")), "-m pkg.train on 4 processes"),
         (launch(options=Options(debug=Resolved(1, Source("flag")))), "debug  rank 1 waits for a debugger; in VS Code"),
         (launch(passed=(Passed("lr", "0.0004", (), None),)), "{lr} = 0.0004"),

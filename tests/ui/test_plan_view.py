@@ -11,11 +11,8 @@ from ddplaunch.ui.speech import findings_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import error, warning
 from ddplaunch.values.resolved import Resolved, Source
-from tests.cli.cli_calls import call, folder
 from tests.conftest import Golden
 from tests.planning.sample_launch import facts, launch
-
-__all__ = ["call", "folder"]
 
 
 @pytest.mark.parametrize("width", [80, 40])
@@ -55,14 +52,10 @@ def test_a_number_that_may_not_train_is_in_doubt_in_the_table_too() -> None:
 
 
 def test_where_ranks_run_stands_with_its_source() -> None:
-    placed = Placement(
-        ("0-7", "8-15"), text="8 physical cores of its own", source=Source("flag", "--placement"), threads=8
-    )
-    assert (
-        "  cpus   8 physical cores of its own (flag: --placement)\n"
-        in plan_text(launch(placement=placed), Terminal(80))[1]
-    )
-    told = plan_json(launch(placement=placed))["placement"]
+    text, source = "8 physical cores of its own", Source("flag", "--placement")
+    placed = launch(placement=Placement(("0-7", "8-15"), text=text, source=source, threads=8))
+    assert f"  cpus   {text} (flag: --placement)\n" in plan_text(placed, Terminal(80))[1]
+    told = plan_json(placed)["placement"]
     assert (told["cpus"], told["threads"], told["source"]) == (["0-7", "8-15"], 8, "flag")
     told = plan_json(launch())
     assert told["placement"]["cpus"] == [] and told["target"]["args"] == ["--epochs", "20", "--lr", "0.0004"]

@@ -19,7 +19,6 @@ class Tty(io.StringIO):
 @pytest.mark.parametrize(
     ("environ", "terminal", "expected"),
     [
-        ({}, True, True),
         ({}, False, False),
         ({"TERM": "dumb"}, True, False),
         ({"NO_COLOR": ""}, True, True),
