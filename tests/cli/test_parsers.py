@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ddplaunch
-from ddplaunch.cli.parsing.command import COMMANDS, options_of, own_values, spellings
+from ddplaunch.cli.parsing.command import COMMANDS, options_of, own_values
 from ddplaunch.cli.parsing.removed import instead
 from ddplaunch.cli.parsing.typed_words import (
     TypedLaunch,
@@ -158,14 +158,6 @@ def test_each_is_answered_with_what_to_use_instead(gone: str, call: Call) -> Non
     said = call(*typed(gone))
     assert said.status == 2 and said.err.startswith(f"error[removed]: `{gone}` is gone\n"), said.err
     assert " ".join(REMOVED[gone].split()) in " ".join(said.err.split())
-
-
-def test_nothing_in_the_table_is_there() -> None:
-    for gone in REMOVED:
-        command, _, option = gone.rpartition(" ")
-        commands = [command] if command else list(COMMANDS)
-        assert gone not in COMMANDS
-        assert not any(option in spellings(options_of(each)) for each in commands if each in COMMANDS)
 
 
 @pytest.mark.parametrize("words", [["--trace", "t.svg"], ["--trace=t.svg"], ["2", "--record_metrics"]])

@@ -12,7 +12,6 @@ import pytest
 
 from ddplaunch.cli.commands.afterwards.report import shown
 from ddplaunch.cli.main import main
-from ddplaunch.cli.parsing.command import COMMANDS, options_of
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.records.outcome import AttemptOutcome, RankOutcome, RunOutcome, write_outcome
 from ddplaunch.ui.report_curves import also_shown, curves_in
@@ -155,24 +154,12 @@ def test_the_loss_that_rank_0_printed_is_drawn(folder: Path) -> None:
 
 # Options that name a file to write replace nothing but an earlier file of the same kind
 
-#: Every option that writes a file, as the options themselves say.
-OUTPUTS = [(command, flag.flag) for command in COMMANDS for flag in options_of(command) if flag.kind == "output"]
-#: Options that take a file and only read it.
-_READ = {"--hostfile", "--patch", "--files"}
-
 
 @pytest.fixture
 def run(call: Call, folder: Path) -> Call:
     """A call in a folder that has a recorded run."""
     record(folder / ".ddplaunch", "first")
     return call
-
-
-def test_each_option_that_takes_a_file_reads_it_or_is_of_the_kind_that_is_guarded() -> None:
-    files = {flag for command in COMMANDS for flag in options_of(command) if "FILE" in flag.metavar.split("|")}
-    unguarded = {flag.flag for flag in files if flag.kind != "output"} - _READ
-    assert unguarded <= {"--targets"}
-    assert OUTPUTS == [("report", "--output")]
 
 
 def test_an_earlier_file_of_the_same_kind_is_replaced_and_keeps_its_mode(run: Call, folder: Path) -> None:

@@ -109,15 +109,6 @@ def test_alone_it_shows_what_it_can_do(call: Call) -> None:
         assert shown.status == 0 and "Usage: ddplaunch" in shown.out and shown.err == ""
 
 
-@pytest.mark.parametrize(
-    "line", ["run 0 -- train.py", "run 2 train.py", "plan 2 --batch-size 8", "top", "stop", "stacks"]
-)
-def test_forty_columns(call: Call, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    said = call(*line.split())
-    assert all(len(shown) <= 40 for shown in said.err.splitlines()), said.err
-
-
 @pytest.mark.parametrize(("parents", "done"), [((7, 7), ["at its end"]), ((7, 1), ["at its end", "now"]), ((1,), [])])
 def test_a_launch_ends_with_the_program_that_started_it(
     monkeypatch: pytest.MonkeyPatch, parents: tuple[int, ...], done: list[str]
