@@ -66,6 +66,9 @@ def test_the_pythons_that_are_promised_are_those_that_are_tried() -> None:
     assert tuple(promised) == PYTHONS and f'requires-python = ">={promised[0]}"' in text
     assert f'python_version = "{promised[0]}"' in text  # of mypy
     assert {each.partition(":")[0] for each in PAIRS} <= set(PYTHONS)
+    jobs = [job for path in WORKFLOWS for job in yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"].values()]
+    pairs = [tuple(job["strategy"]["matrix"]["pair"]) for job in jobs if "strategy" in job]
+    assert pairs == ([PAIRS] if WORKFLOWS else [])
 
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))  # an sdist has none
@@ -88,9 +91,3 @@ def test_workflows_run_what_is_pinned_with_few_rights(path: Path) -> None:
                 assert os.access(ROOT / script, os.X_OK)
             for module in re.findall(r"-m (benchmarks\.\w+)", step.get("run", "")):
                 assert (ROOT / f"{module.replace('.', '/')}.py").is_file()
-
-
-def test_the_pairs_of_the_workflow_are_those_of_the_matrix() -> None:
-    jobs = [job for path in WORKFLOWS for job in yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"].values()]
-    pairs = [tuple(job["strategy"]["matrix"]["pair"]) for job in jobs if "strategy" in job]
-    assert pairs == ([PAIRS] if WORKFLOWS else [])

@@ -275,9 +275,6 @@ def test_names_in_the_documents_are_those_of_the_program() -> None:
     codes = re.findall(r"\bcheck `([a-z0-9-]+)`", "".join(DOCUMENTS.values()))
     assert {*codes} <= {check.code for check in (*checks, *MEASURED)}
     assert named == {(check.function.__module__.rpartition(".")[2], check.family) for check in checks}
-
-
-def test_exit_statuses_are_those_of_the_program() -> None:
     rows = re.findall(r"^\| (\d+) \|", DOCUMENTS["docs/exit-statuses.md"], re.M)
     assert [int(row) for row in rows] == sorted(ExitStatus)
 

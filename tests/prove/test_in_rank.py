@@ -74,9 +74,7 @@ def test_one_process_gets_the_batches_of_all_ranks(tmp_path: Path) -> None:
     assert batch["x"][:, 0].tolist() == [0, 0, 1, 1] and batch["pad"] == 0
     with pytest.raises(StopIteration):
         kept.joined("0-1-1.pt", list)
-
-
-def test_batches_that_cannot_be_joined_are_made_again_from_their_indices(tmp_path: Path) -> None:
+    # those that cannot be joined are made again from their indices
     for batches in ([torch.ones(2, 3), torch.ones(2, 4)], [["a"], ["b"]]):
         assert _kept(tmp_path, *batches).joined("0-1-0.pt", list) == [0, 10, 1, 11]
 

@@ -115,9 +115,6 @@ def test_formulas_carry_the_real_numbers() -> None:
     assert numbers.dropped == Resolved(2, Source("computed", "5602 - 350 × 16"))
     assert numbers.padded == Resolved(2, Source("computed", "1401 × 4 - 5602"))
     assert "with drop_last=True an epoch has 350" in texts(numbers)
-
-
-def test_a_data_set_below_the_effective_batch_is_one_incomplete_step() -> None:
     numbers = compute(ask(4, batch_size=4, dataset_size=10))
     assert "10 samples is smaller than the effective batch of 16" in texts(numbers)
     assert "smaller than" not in texts(compute(ask(4, batch_size=4, dataset_size=16)))

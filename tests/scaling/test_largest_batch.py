@@ -57,18 +57,13 @@ def test_an_effective_batch_that_is_kept_has_only_its_divisors() -> None:
     assert Tried(8, True, 5).within(0.1) and Tried(8, True, None, 5).within(0.1) and not Tried(8, False).within(0.1)
 
 
-def test_without_accumulation_there_is_one_batch() -> None:
+def test_where_a_search_ends() -> None:
+    """With the one batch that keeps the effective one without accumulation, one sample that does not fit, all data."""
     assert [each.batch for each in search(1, MIB, 90 * MIB, Batches(16, total=64, whole=True))] == [64]
     assert largest(search(1, MIB, 60 * MIB, Batches(16, total=64, whole=True)), 0.1) is None
-
-
-def test_a_batch_that_never_fits_ends_with_one_sample() -> None:
     tried = search(300 * MIB, 700 * MIB, 900 * MIB, Batches(32))
     assert largest(tried, 0.1) is None
     assert tried[-1].batch == 1 and len(tried) <= 4
-
-
-def test_no_batch_is_larger_than_the_data() -> None:
     tried = search(300 * MIB, MIB, 900 * MIB, Batches(8, most=100))
     assert max(each.batch for each in tried) == 100
 
@@ -101,14 +96,11 @@ def test_the_model_is_a_line_and_says_how_far_it_is_off() -> None:
     assert modelled(points[:1]) is None and modelled([points[0], points[0]]) is None
 
 
-def test_the_fastest_is_the_larger_one_of_two_that_are_alike() -> None:
+def test_the_fastest_is_the_larger_one_of_two_that_are_alike_unless_an_epoch_has_few_steps_then() -> None:
     tried = [Tried(each, True, each, 1000, rate) for each, rate in ((8, 500.0), (64, 900.0), (128, 890.0), (950, 9e9))]
     best = fastest(tried, 0.1)
     assert best is not None and best.batch == 128
     assert fastest([Tried(8, True)], 0.1) is None
-
-
-def test_a_batch_that_leaves_few_steps_in_an_epoch_is_not_the_fastest() -> None:
     tried = [Tried(batch, True, batch, 10_000, float(batch)) for batch in (8, 64, 1000)]
     for samples, batch in ((1 << 30, 1000), (10_000, 1000), (1000, 64), (80, 8)):
         best = fastest(tried, 0.1, samples)

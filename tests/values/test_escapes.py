@@ -40,12 +40,9 @@ def test_colours_and_text_stay_and_what_a_terminal_acts_on_is_left_out(text: str
     assert b"".join(inside.feed(bytes([byte])) for byte in text.encode()) == shown.encode()
 
 
-def test_marks_of_direction_are_spelled_out() -> None:
+def test_marks_of_direction_are_spelled_out_and_of_bytes_that_are_no_text_8_bit_controls_go() -> None:
     assert harmless("a\u202eb") == "a\\u202eb"
     assert not set(BIDI) & set(harmless(BIDI))
-
-
-def test_bytes_that_are_no_text_stay_but_for_8_bit_controls() -> None:
     assert harmless_bytes(b"\xff\xfe caf\xe9") == b"\xff\xfe caf\xe9"
     assert harmless_bytes(b"a\x9b2Jb\x9d") == b"a2Jb"
 

@@ -29,7 +29,6 @@ A, H = "aB3dE5gH7jK9mN1pQ3sT", "0123456789abcdef"
 POSITIVES = [
     ("--hf-token {}", "-X"),
     ("--hf_token={}", "hunter2"),
-    ("--hf-token {}", "4711"),
     ("--password {}", "/tiger/7q"),
     ("--my-apikey {}", "ab7"),
     ("FOO_KEY={}", "ab7"),
@@ -43,7 +42,6 @@ POSITIVES = [
     ("--env=WANDB_API_KEY={}", "x=y"),
     ("+trainer.logger.api_key={}", "x"),
     ("++secrets.pin={}", "4711"),
-    ("https://{}@github.com/a/b", "ghp_" + A * 2),
     ("https://{}@example.org/a", "lovelace1815"),
     ("postgres://ada:{}@db:5432/runs", "love@lace"),
     ("redis://:{}@cache:6379/0", "1815"),
@@ -210,6 +208,8 @@ def test_what_is_around_a_secret_stays() -> None:
     assert hide_words(["host=db password=x dbname=runs"]) == ["host=db password=*** dbname=runs"]
     assert hide_text("train.py --api-key s3cret --lr 1") == "train.py --api-key *** --lr 1"
     assert hide_value("X", "http://user:pw@proxy:3128") == "http://user:***@proxy:3128"
+    value = {"a": ["password=x7", 1, {"pin": "4711"}], "pin": "4711", "lr": None}
+    assert hide_json(value) == {"a": ["password=***", 1, {"pin": "***"}], "pin": "***", "lr": None}
 
 
 HOSTILE = ("://", "://a:", "password=", "a:", "keykey", 'key="', "key=[", "sk-aa-", "https://hooks.", "a=", "x-", "aB1")
@@ -238,8 +238,3 @@ def test_values_of_variables_are_recorded_by_a_list() -> None:
     assert all(map(is_recorded, recorded)) and not any(map(is_recorded, ("EDITOR", "DB_HOST", "MY_NCCL_X")))
     assert (recorded_value("NCCL_DEBUG", "INFO"), recorded_value("EDITOR", "vi")) == ("INFO", "***")
     assert not names_a_secret("_", "x") and not names_a_secret("12", "x") and hide_value("DB_PW", "") == ""
-
-
-def test_strings_in_json_are_hidden_by_their_keys_too() -> None:
-    value = {"a": ["password=x7", 1, {"pin": "4711"}], "pin": "4711", "lr": None}
-    assert hide_json(value) == {"a": ["password=***", 1, {"pin": "***"}], "pin": "***", "lr": None}

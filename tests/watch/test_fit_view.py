@@ -66,9 +66,7 @@ def test_json_has_everything() -> None:
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_what_never_fits_is_said_with_what_it_took(whole: bool) -> None:
-    text = fit_text(
-        Fitted((TRIALS[2],), 0.1, "cpu", problem=never_fits(TRIALS[2], 0.1, whole=whole)),
-        Terminal(width=80),
-    )
+    fitted = Fitted((TRIALS[2],), 0.1, "cpu", problem=never_fits(TRIALS[2], 0.1, whole=whole))
+    text = fit_text(fitted, Terminal(width=80))
     assert "error[batch-never-fits]" in text and "with 640 samples per process memory" in text
     assert ("--global-batch-size" in text) == whole

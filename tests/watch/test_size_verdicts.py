@@ -66,6 +66,11 @@ def test_speed_up_weak_and_strong() -> None:
     assert strong is not None and strong.speed_up == pytest.approx(2.0) and strong.ideal == 4
     assert speed_up(SizeMeasured(2), one, strong=False) is speed_up(four, SizeMeasured(1), strong=False) is None
     assert speed_up(four, None, strong=False) is None
+    two = size(2)
+    assert speed_up(two, two, strong=False) is None and speed_up(size(1), size(1), strong=False) is not None
+    assert "efficiency" not in scale_text([two], Terminal(width=80), strong=False)
+    both = scale_json([two, size(4)], strong=False)["sizes"]
+    assert both[0]["efficiency"] is None and both[1]["efficiency"] == 1
 
 
 def changed(**more: float) -> dict[str, float]:
@@ -156,11 +161,3 @@ def test_more_workers_are_typed_as_the_script_takes_them() -> None:
         found = verdict(size(2, shares=waits, workers=typed), None, strong=False)
         assert found is not None and found.finding is not None
         assert found.finding.code == "input-bound" and found.finding.fix.startswith(words), found.finding.fix
-
-
-def test_no_efficiency_without_a_smaller_size() -> None:
-    two, four = size(2), size(4)
-    assert speed_up(two, two, strong=False) is None and speed_up(size(1), size(1), strong=False) is not None
-    assert "efficiency" not in scale_text([two], Terminal(width=80), strong=False)
-    both = scale_json([two, four], strong=False)["sizes"]
-    assert both[0]["efficiency"] is None and both[1]["efficiency"] == 1

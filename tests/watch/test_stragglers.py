@@ -49,9 +49,7 @@ def test_a_starved_loader_beside_an_idle_gpu() -> None:
     assert finding.fix.startswith("`num_workers=4`")
     idle = with_gpu(with_rank(run_samples(), 3, workers_cpu_percent=20.0), 3, utilization_percent=31)
     assert stragglers(idle) == ()  # it waits for something, but not for CPUs
-
-
-def test_workers_that_want_a_cpu_and_get_none_are_busy() -> None:
+    # nor do those of a full host, but for those that want a CPU and get none
     starved = with_rank(run_samples(host=FULL), 0, workers=4, workers_cpu_percent=220.0)
     starved = with_gpu(starved, 0, utilization_percent=40)
     assert stragglers(starved) == ()  # they sleep in between
