@@ -81,7 +81,10 @@ def little_memory(mib: int) -> tuple[str, ...]:
     return ("sh", "-c", join, "sh")
 
 
-RANKS = (
+TWO_NODES = ("--nnodes", "2", "--join-timeout", "0", "--torchrun-arg", "--rdzv-conf=timeout=2")
+FIRST = (*TWO_NODES, "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", "29662")
+SECOND = (*TWO_NODES, "--node-rank", "1", "--master-addr", "no-such-host.invalid", "--master-port", "29663")
+FAULTS = (
     Fault(
         "killed",
         "r, w = init()\nfor s in range(50):\n    reduce()\n    if r == 1 and s == 20: os.kill(os.getpid(), 9)\n",
@@ -127,9 +130,6 @@ RANKS = (
         options=IMPORTED,
         environment={"PG_TIMEOUT": "15"},
     ),
-)
-
-WORDS = (
     Fault(
         "worker_left",
         DATASET + "def item(i): os._exit(3)\nr, w = init()\nreduce()\nif r == 1:\n"
@@ -163,9 +163,6 @@ WORDS = (
         134,
         says="rank 1 aborted after the program was through",
     ),
-)
-
-MACHINE = (
     Fault(
         "host_memory",
         "r, w = init()\nkeep = []\nfor i in range(4000):\n    if r == 1:\n        keep.append(torch.ones(1 << 21))\n"
@@ -197,13 +194,6 @@ MACHINE = (
         options=("--master-port", "29661"),
         holds_port=29661,
     ),
-)
-
-TWO_NODES = ("--nnodes", "2", "--join-timeout", "0", "--torchrun-arg", "--rdzv-conf=timeout=2")
-FIRST = (*TWO_NODES, "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", "29662")
-SECOND = (*TWO_NODES, "--node-rank", "1", "--master-addr", "no-such-host.invalid", "--master-port", "29663")
-
-NETWORK = (
     Fault("node_missing", "r, w = init()\n", ("rendezvous-failed",), None, 1, options=FIRST),
     Fault("master_unresolvable", "r, w = init()\n", ("host-name-unresolvable",), None, 1, options=SECOND),
 )
