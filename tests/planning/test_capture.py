@@ -64,9 +64,7 @@ def test_plugin_gets_its_settings() -> None:
     assert (more["show"], more["verbose"], more["grace_s"], more["max_restarts"]) == ("0,1", True, 90.0, 2)
     assert settings(captured(show="all"))["show"] == "all"
     assert settings(captured(nnodes="2", node_rank=1, master_addr="10.0.0.1"))["node"] == 1
-
-
-def test_every_option_that_the_plug_in_has_too_reaches_it() -> None:
+    # every option that the plug-in has too reaches it
     of_their_own = {"run_id", "start", "preload", "show", "ignore"}  # decided, or in another form
     shared = {field.name for field in fields(Options)} & {*Settings._fields} - of_their_own
     options = Options(**{name: Resolved(name, Source("flag")) for name in shared})  # type: ignore[arg-type]
@@ -104,11 +102,8 @@ def test_reasons_against_the_plugin() -> None:
     assert {"--logs-specs=ddplaunch", "--shutdown-timeout=9"} <= {*unknown.argv}
     old = replace(TORCH, torchrun_flags=frozenset({"--tee"}))
     assert "torch 2.3" in decide(said(), healthy_facts(torch=old), plugin=FOUND).notes[0]
-
-
-def test_settings_of_an_outer_launch_do_not_stay() -> None:
     launch = decide(said(capture=False), healthy_facts(torch=TORCH), plugin=FOUND, environ={SETTINGS: "{}"})
-    assert [each.value for each in launch.environment if each.name == SETTINGS] == [None]
+    assert [each.value for each in launch.environment if each.name == SETTINGS] == [None], "of an outer launch"
 
 
 def test_ranks_to_show() -> None:
@@ -139,3 +134,64 @@ def test_entry_point_is_found_wherever_it_is_installed(tmp_path: Path) -> None:
     for folder in ("none", "c"):  # where torchrun would not find it either
         missing = probe_plugin([str(tmp_path / folder)])
         assert isinstance(missing, Unavailable) and "not installed" in missing.reason
+
+
+# Settings as text: what is written, what other versions wrote, and what no launch writes
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        Settings("r", "d", "warm", ("a", "b.c"), 3, "0,2", verbose=True, grace_s=90.0, max_restarts=2),
+        Settings("r", timeout_s=7200.0, hang_timeout_s=600.0, on_hang="stop", stacks=False, silent=True, grace_s=0),
+        Settings("r", cpus=("0-15,64-79", "16-31"), observe=False, ignore=("numbers-differ", "data-not-divided")),
+    ],
+)
+def test_settings_are_read_as_they_were_written(written: Settings) -> None:
+    assert Settings.from_json(written.to_json()) == written
+
+
+def test_other_versions_may_say_less_or_more() -> None:
+    assert Settings.from_json("{}") == Settings()
+    assert Settings.from_json('{"run_id":"first","of_a_later_version":[1]}') == Settings("first")
+
+
+WRONG = {
+    "node": ("-1", "true", "1e3"),
+    "max_restarts": ("9999999999",),
+    "grace_s": ('"30"',),
+    "timeout_s": ("Infinity",),
+    "hang_timeout_s": ("-1",),
+    "directory": ("null",),
+    "show": ("0",),
+    "verbose": ("1",),
+    "start": ('"hot"',),
+    "on_hang": ("[]",),
+    "memory_bytes": ("true", "-1", "9223372036854775808"),
+    "preload": ('"torch"', "[1]"),
+    "cpus": ('"0-3"', "[[0, 1]]"),
+    "ignore": ('"numbers-differ"',),
+}
+
+
+@pytest.mark.parametrize(
+    "text", ["no json", "[]", *(f'{{"{name}": {value}}}' for name in WRONG for value in WRONG[name])]
+)
+def test_what_no_launch_writes_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError):
+        Settings.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("show", "rank", "expected"),
+    [
+        ("3", 3, (True, True)),
+        ("all", 0, (True, False)),
+        ("0, 3", 3, (True, False)),
+        ("0,3", 1, (False, False)),
+        ("1", 11, (False, False)),
+    ],
+)
+def test_which_ranks_are_shown(show: str, rank: int, expected: tuple[bool, bool]) -> None:
+    shown = Settings(show=show)
+    assert (shown.shows(rank), shown.shows_alone(rank)) == expected

@@ -63,12 +63,6 @@ def test_a_line(line: str, command: str) -> None:
     assert said(line).source == f"ddplaunch {command}"
 
 
-def test_where_accelerate_takes_its_number_from() -> None:
-    (note,) = said("accelerate launch t.py").unknown
-    assert note.what == "how many processes accelerate starts" and "default_config.yaml" in note.why
-    assert said("accelerate launch --num_processes 2 t.py").unknown == ()
-
-
 @pytest.mark.parametrize(
     "line", ["python train.py", "echo torchrun t.py", "pip install deepspeed", "srun hostname", "accelerate config", ""]
 )
@@ -101,10 +95,13 @@ def test_what_cannot_be_said_is_named(line: str, what: str) -> None:
         assert found.unknown[0].what == what and found.unknown[0].why
 
 
-def test_what_is_dropped_has_a_reason() -> None:
+def test_what_is_dropped_and_what_nobody_knows_has_a_reason() -> None:
     found = said("torchrun --nproc_per_node 2 --rdzv_backend c10d --rdzv_id=5 --standalone --node_rank 0 t.py")
     assert [note.what for note in found.dropped] == ["`--rdzv-backend c10d`", "`--rdzv-id 5`", "`--node-rank 0`"]
     assert all(note.why for note in found.dropped)
+    (note,) = said("accelerate launch t.py").unknown
+    assert note.what == "how many processes accelerate starts" and "default_config.yaml" in note.why
+    assert said("accelerate launch --num_processes 2 t.py").unknown == ()
 
 
 def test_a_variable_stays_one() -> None:

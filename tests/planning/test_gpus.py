@@ -1,8 +1,11 @@
-"""Which GPUs CUDA shows, and which ones `--gpus` means."""
+"""Which GPUs CUDA shows, which ones `--gpus` means, and what ranks of launches at once see."""
 
 from __future__ import annotations
 
+import json
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,20 +14,12 @@ from ddplaunch.machine.facts import Gpu, GpuProcess, MigDevice, NvmlFacts
 from ddplaunch.planning.gpus import GIB, Exported, Selection, VisibleGpu, busy_reason, cuda_visible, exported, select
 from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, UsageError
 from ddplaunch.values.resolved import Source, Unavailable
+from tests.agent.guarded import until
+from tests.checks.healthy import healthy_gpu
+from tests.hosts.launching import ddplaunch
+from tests.machine.fake_nvml import FakeNvml, fake_nvml, fake_nvml_library
 
-IDLE = Gpu(
-    index=0,
-    uuid="",
-    name="H100",
-    compute_capability=(9, 0),
-    memory_total_bytes=80 * GIB,
-    memory_used_bytes=0,
-    utilization_percent=0,
-    processes=(),
-    compute_mode="default",
-    mig_enabled=False,
-)
-NOBODY: frozenset[str] = frozenset()
+__all__ = ["fake_nvml", "fake_nvml_library"]
 
 
 def picked(
@@ -55,7 +50,8 @@ def uuids(selection: Selection) -> tuple[str, ...]:
 
 
 def gpu(index: int, **changes: object) -> Gpu:
-    return replace(IDLE, **{"index": index, "uuid": f"GPU-{index}{index}aa-{index}", **changes})  # type: ignore[arg-type]
+    short = {"uuid": f"GPU-{index}{index}aa-{index}", "name": "H100", "memory_used_bytes": 0}
+    return healthy_gpu(index, **{**short, **changes})
 
 
 def machine(*gpus: Gpu) -> NvmlFacts:
@@ -245,4 +241,45 @@ def test_what_cannot_be_chosen_is_refused(text: str, nvml: NvmlFacts, code: str,
     ],
 )
 def test_what_keeps_a_gpu_busy(changes: dict[str, object], reason: str | None) -> None:
-    assert busy_reason(VisibleGpu("0", gpu(0, **changes)), NOBODY) == reason
+    assert busy_reason(VisibleGpu("0", gpu(0, **changes)), frozenset()) == reason
+
+
+# Launches at once that must not meet
+
+SHOW = """
+import os, pathlib, time
+told = os.environ["CUDA_VISIBLE_DEVICES"] + " " + os.environ["MASTER_PORT"]
+pathlib.Path(os.environ["RANK"] + "-" + os.environ["DDPLAUNCH_RUN_ID"]).write_text(told)
+end = time.time() + 270
+while not pathlib.Path("go").exists() and time.time() < end:
+    time.sleep(0.1)
+"""
+DEADLINE_S = 240
+
+
+@pytest.mark.slow
+def test_launches_at_once_get_gpus_ports_and_records_of_their_own(tmp_path: Path, fake_nvml: FakeNvml) -> None:
+    (tmp_path / "show.py").write_text(SHOW)
+    environment = fake_nvml.environment(8, ["0 process 1 40000", "0 memory 81559 40004"])
+    environment["DDPLAUNCH_LOCK_DIR"] = str(tmp_path / "locks")
+    words = ddplaunch("run", "2", "--gpus", "free:2", "--ignore", "torch-cpu-build-on-gpu-machine", "--", "show.py")
+    piped: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(words, cwd=tmp_path, env=environment, **piped) for _ in range(2)]
+    until(
+        lambda: len(list(tmp_path.glob("[0-9]-*"))) == 4 or any(each.poll() is not None for each in processes),
+        "every rank has said what it sees",
+        DEADLINE_S,
+    )
+    (tmp_path / "go").touch()
+    for process in processes:
+        _, error = process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 0, error
+    runs = {path.name[2:]: path.read_text().split() for path in tmp_path.glob("0-*")}
+    names = [name for devices, _ in runs.values() for name in devices.split(",")]
+    assert len(runs) == 2 and len(set(names)) == 4, runs
+    assert "0" not in names, "GPU 0 is busy"
+    assert len({port for _, port in runs.values()}) == 2, "their stores are open at the same time"
+    records = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob(".ddplaunch/runs/*/run.json")}
+    assert {name: record["run_id"] for name, record in records.items()} == {name: name for name in runs}
+    assert (tmp_path / ".ddplaunch" / "latest").resolve().name in runs
+    assert not list((tmp_path / ".ddplaunch").glob(".*.*"))  # no draft of a link or a record is left

@@ -75,6 +75,12 @@ def test_a_step_decides_everything_and_is_the_source() -> None:
     assert options.run_id is not None and options.run_id.value == "slurm-12.0"
     unseen = {name: value for name, value in STEP.items() if name != "CUDA_VISIBLE_DEVICES"}
     assert complete(Options(), unseen).nproc == Resolved(3, Source("Slurm", "SLURM_GPUS_ON_NODE"))
+    # one of one task has the step's run id too, and stays on one node
+    alone = {**STEP, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+    options = complete(Options(), alone | {"SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_RESTART_COUNT": "1"})
+    assert options.run_id is not None and options.run_id.value == "slurm-12.0-r1"
+    assert options.nnodes is None and options.node_rank is None
+    assert complete(Options(), BATCH).run_id is None, "a batch script may start several"
 
 
 def test_the_gpus_of_a_node_are_counted_where_each_task_is_shown_its_own_alone() -> None:
@@ -83,14 +89,6 @@ def test_the_gpus_of_a_node_are_counted_where_each_task_is_shown_its_own_alone()
     assert slurm is not None and slurm.gpus_on_node == 3
     found = topology(Options(), STEP | TASKS | bound)
     assert (found.nnodes.value, found.nproc_per_node.value) == (6, 1)
-
-
-def test_a_step_of_one_task_has_the_steps_run_id_and_stays_on_one_node() -> None:
-    alone = {**STEP, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
-    options = complete(Options(), alone | {"SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_RESTART_COUNT": "1"})
-    assert options.run_id is not None and options.run_id.value == "slurm-12.0-r1"
-    assert options.nnodes is None and options.node_rank is None
-    assert complete(Options(), BATCH).run_id is None, "a batch script may start several"
 
 
 def test_what_the_user_says_outranks_slurm() -> None:
@@ -105,14 +103,13 @@ def test_what_the_user_says_outranks_slurm() -> None:
     assert exported.node_rank == Resolved(0, Source("environment", "NODE_RANK"))
 
 
-RESERVED = {"SLURM_STEP_RESV_PORTS": "12000-12003"}
 SIX_GPUS = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5", "SLURM_STEP_GPUS": "0,1,2,3,4,5"}
 
 
 @pytest.mark.parametrize(
     ("environ", "typed", "name", "value"),
     [
-        (RESERVED, {}, "master_port", 12000),
+        ({"SLURM_STEP_RESV_PORTS": "12000-12003"}, {}, "master_port", 12000),
         (TASKS, {}, "nnodes", NodeRange(6, 6)),  # tasks for each GPU become one rank each with that GPU
         (TASKS, {}, "node_rank", 4),
         (TASKS, {}, "env", ("CUDA_VISIBLE_DEVICES", "1")),
@@ -243,21 +240,16 @@ def test_a_job_whose_other_hosts_would_stand_idle_is_refused(environ: dict[str, 
     assert complete(Options(), one_host).nnodes in (None, Resolved(NodeRange(1, 1), Source("environment")))
 
 
-def test_a_pod_of_an_indexed_job_knows_its_rank_and_no_number_of_nodes() -> None:
+def test_each_system_has_a_sign_that_is_looked_for_first_and_stale_ones_decide_nothing() -> None:
+    assert {row["signs"][0] for row in systems()} == {*SIGNS} - {"SLURM_JOB_ID"}
+    for environ in ({}, PLACE, {"SLURM_JOB_ID": "x"}, {"SKYPILOT_NUM_NODES": "two"}):
+        assert recognise(environ) is None
+        assert complete(Options(), environ) == Options()
+    # a pod of an indexed job knows its rank, and no number of nodes
     environ = {"JOB_COMPLETION_INDEX": "1"}
     assert complete(Options(), environ) == Options() and notes(environ, 0) == ()
     two = Options(nnodes=Resolved(NodeRange(2, 2), Source("flag")))
     assert complete(two, environ).node_rank == Resolved(1, Source("environment", "JOB_COMPLETION_INDEX"))
-
-
-def test_each_system_has_a_sign_that_is_looked_for_first() -> None:
-    assert {row["signs"][0] for row in systems()} == {*SIGNS} - {"SLURM_JOB_ID"}
-
-
-def test_stale_and_malformed_variables_decide_nothing() -> None:
-    for environ in ({}, PLACE, {"SLURM_JOB_ID": "x"}, {"SKYPILOT_NUM_NODES": "two"}):
-        assert recognise(environ) is None
-        assert complete(Options(), environ) == Options()
 
 
 def test_a_launch_that_mpirun_starts_several_times_is_refused() -> None:

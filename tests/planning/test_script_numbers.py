@@ -195,9 +195,6 @@ def test_a_unit_of_the_script_that_the_user_passes_is_the_one_that_counts() -> N
     (missing,) = forward(("--warmup-epochs", "5"), plan("warmup_steps"), report(EPOCHS)).missing
     assert missing.reason == TAKES_EPOCHS
     assert missing.fix == "pass `--warmup-epochs` yourself after `--`, without `--warmup` or `--base-warmup`"
-
-
-def test_a_key_behind_an_option_is_named_with_it() -> None:
     key = DeclaredOption(
         ("TRAIN.WARMUP_EPOCHS",), AT, dest="WARMUP_EPOCHS", meaning="warmup_epochs", spelling="k v", after_flag="--opts"
     )
@@ -359,14 +356,12 @@ def test_ranks_that_may_not_meet_leave_what_is_scaled_by_them_in_doubt() -> None
     assert "world_size" not in dict(forward((), plan("lr", numbers=alone), script).doubts)
     named = replace(script, options=(option("--accum", "accum"),))
     assert "no loop" not in dict(forward((), plan("accum"), named).doubts).values(), "somebody named its option"
-
-
-def test_devices_that_the_script_fixes_are_compared_with_the_launch() -> None:
+    # and devices that the script fixes are compared with the launch
     fixed = {number: replace(report(), devices=FixedDevices("devices", number, AT)) for number in (1, 4)}
     nproc = plan("lr").nproc
     for number, script in fixed.items():
-        clause = dict(forward((), plan("lr"), script).doubts).get("world_size")
-        assert clause == (None if number == nproc else f"train.py:31 sets the devices to {number}")
+        fixes = dict(forward((), plan("lr"), script).doubts).get("world_size")
+        assert fixes == (None if number == nproc else f"train.py:31 sets the devices to {number}")
 
 
 def test_losses_that_nothing_divides_are_said_where_several_add_up() -> None:

@@ -78,9 +78,6 @@ def test_every_option_has_its_place_in_the_script(call: Call, folder: Path, gold
     said = call("submit", *FULL, "--dry-run", "--", "train.py", "--epochs", "20", "it's", "$HOME", "a\nb")
     assert (said.status, said.err) == (0, "")
     golden("submit-full", said.out)
-
-
-def test_the_shortest_script(call: Call, golden: Golden) -> None:
     said = call("submit", "4", "--dry-run", "--", "train.py")
     assert said.status == 0
     golden("submit-short", said.out)
@@ -232,7 +229,6 @@ def test_the_state_of_a_job_is_read_past_a_directory_that_looks_like_one() -> No
 @pytest.mark.parametrize(
     ("reason", "why", "cured"),
     [
-        ("PartitionNodeLimit", "fewer nodes", False),
         ("AssocMaxGRESPerJob", "the limit of GPUs for one job or node, of the account or QOS, is lower", False),
         ("QOSMaxNodePerJobLimit", "the limit of nodes for one job, of the account or QOS, is lower", False),
         ("QOSMaxJobsPerUserLimit", "it starts when other jobs end", True),

@@ -118,9 +118,11 @@ def test_a_job_of_one_node_needs_no_service(call: Call) -> None:
     assert "resources" not in container_of(job) and "cpu" in container_of(job)["command"]
 
 
-def test_a_secret_is_no_text(call: Call) -> None:
+def test_a_secret_and_bytes_that_are_no_text_are_refused(call: Call) -> None:
     said = call(*WORDS, "--env", "HF_TOKEN=hf_0123456789abcdef", *SCRIPT)
     assert said.status == 2 and "hf_0123456789abcdef" not in said.err and "--secret HF_TOKEN=SECRET/KEY" in said.err
+    said = call(*SMALL, "--", "train.py", "\udcff")
+    assert said.status == 2 and "not UTF-8" in said.err
 
 
 @pytest.mark.parametrize(
@@ -140,11 +142,6 @@ def test_a_secret_is_no_text(call: Call) -> None:
 def test_what_the_cluster_would_refuse_is_refused_here(call: Call, words: tuple[str, ...], said: str) -> None:
     answer = call("submit", "2", "--to", "kubernetes", "--dry-run", *words, "--", "train.py")
     assert answer.status == 2 and said in " ".join(answer.err.split()), answer.err
-
-
-def test_bytes_that_are_no_text_are_refused(call: Call) -> None:
-    answer = call(*SMALL, "--", "train.py", "\udcff")
-    assert answer.status == 2 and "not UTF-8" in answer.err
 
 
 LEAVES = st.one_of(st.booleans(), st.integers(), st.text("ayn1:-#'\" \n\té", max_size=6))
