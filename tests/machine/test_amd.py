@@ -136,6 +136,9 @@ def test_the_variables_of_hip_are_read_as_torch_reads_them(nvml: NvmlFacts) -> N
     assert seen(nvml, ROCR_VISIBLE_DEVICES="1", HIP_VISIBLE_DEVICES="1") == []
     assert seen(nvml, HIP_VISIBLE_DEVICES="GPU-a5a1e0c6de0f4d13") == [1]
     assert seen(nvml, HIP_VISIBLE_DEVICES="-1") == []
+    facts = healthy_facts(nvml=nvml, environment={"HIP_VISIBLE_DEVICES": "7"})
+    finding = found(CHECKS, "visible-devices-unknown", facts)
+    assert finding and finding.what.startswith("HIP_VISIBLE_DEVICES names `7`, which does not exist")
 
 
 def test_a_launch_names_gpus_to_hip(nvml: NvmlFacts) -> None:
@@ -155,9 +158,3 @@ def test_a_launch_names_gpus_to_hip(nvml: NvmlFacts) -> None:
     on_cpu = decide(said(nproc="1", device="cpu"), facts).environment
     assert {each.name: each.value for each in on_cpu}["HIP_VISIBLE_DEVICES"] == "-1"
     assert decide(said(nproc="auto"), facts).topology.nproc_per_node.value == 2
-
-
-def test_a_variable_that_names_no_gpu_is_called_by_its_name(nvml: NvmlFacts) -> None:
-    facts = healthy_facts(nvml=nvml, environment={"HIP_VISIBLE_DEVICES": "7"})
-    finding = found(CHECKS, "visible-devices-unknown", facts)
-    assert finding and finding.what.startswith("HIP_VISIBLE_DEVICES names `7`, which does not exist")

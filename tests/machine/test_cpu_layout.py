@@ -26,14 +26,11 @@ def test_two_sockets_with_hyper_threads(tmp_path: Path) -> None:
     assert codec.from_json(codec.to_json(found), CpuLayout) == found, "hosts send it"
 
 
-def test_four_nodes_in_a_socket(tmp_path: Path) -> None:
-    found = machine(cpu_tree(tmp_path, sockets=2, nodes=4, cores=2, threads=1))
+def test_four_nodes_in_a_socket_and_single_threads_and_empty_nodes_by_odd_cpus(tmp_path: Path) -> None:
+    found = machine(cpu_tree(tmp_path / "four", sockets=2, nodes=4, cores=2, threads=1))
     assert [(node.index, node.package, node.cpus) for node in found.nodes][3:5] == [(3, 0, (6, 7)), (4, 1, (8, 9))]
     assert len(found.cores) == 16
-
-
-def test_a_cpuset_of_odd_cpus_leaves_single_threads_and_empty_nodes(tmp_path: Path) -> None:
-    found = machine(cpu_tree(tmp_path), usable="1,3,9")
+    found = machine(cpu_tree(tmp_path / "odd"), usable="1,3,9")
     assert [node.cores for node in found.nodes] == [((1, 9), (3,)), ()]
     assert found.cpus == (1, 3, 9)
 
@@ -53,6 +50,9 @@ def test_the_cpuset_of_the_cgroup_is_told_from_an_affinity(tmp_path: Path) -> No
 def test_a_kernel_without_numa_or_topology_is_one_node_of_single_threads(tmp_path: Path) -> None:
     found = probe_layout(Unavailable("no NVML"), tmp_path, [0, 1, 2])
     assert found == CpuLayout((NumaNode(0, 0, ((0,), (1,), (2,))),), 3, 3)
+    (cpu_tree(tmp_path) / "sys/devices/system/node/node1/cpulist").unlink()
+    contradicting = probe_layout(Unavailable("no NVML"), tmp_path, range(16))
+    assert isinstance(contradicting, Unavailable), "nor are contradictions of the kernel a layout"
 
 
 def test_one_node_asks_for_no_devices_and_nodes_without_cpus_are_memory_alone(tmp_path: Path) -> None:
@@ -60,12 +60,6 @@ def test_one_node_asks_for_no_devices_and_nodes_without_cpus_are_memory_alone(tm
     write(tmp_path / "sys/devices/system/node/node7/cpulist", "")
     found = machine(tmp_path, 1)
     assert [node.index for node in found.nodes] == [0] and not found.gpu_nodes
-
-
-def test_contradictions_of_the_kernel_are_no_layout(tmp_path: Path) -> None:
-    (cpu_tree(tmp_path) / "sys/devices/system/node/node1/cpulist").unlink()
-    found = probe_layout(Unavailable("no NVML"), tmp_path, range(16))
-    assert isinstance(found, Unavailable)
 
 
 def test_this_machine() -> None:

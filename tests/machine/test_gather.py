@@ -107,6 +107,9 @@ def test_facts_survive_json_also_with_text_that_is_no_utf8(facts: Facts) -> None
     for one in (facts, odd):
         text = codec.to_json(one)
         assert text.isascii() and codec.from_json(text, Facts) == one
+    asked = gather.gather(ProbeRequest(packages=True))
+    assert isinstance(asked.packages, PackageFacts) and facts.packages == NOT_ASKED
+    assert codec.from_json(codec.to_json(asked), Facts).packages == asked.packages
 
 
 def test_folders_name_what_is_installed(tmp_path: Path) -> None:
@@ -126,13 +129,6 @@ def test_folders_name_what_is_installed(tmp_path: Path) -> None:
     found = software.probe_packages(["", str(first), str(second), str(first), str(tmp_path / "none")])
     expected = {"numpy": "1.26.4", "huggingface-hub": "0.24.1", "torch": "2.13.0+cpu"}
     assert found.versions == expected | {"zope-interface": "6.1", "pyyaml": "6.0"}
-
-
-def test_packages_are_looked_at_only_where_they_are_asked_for() -> None:
-    assert gather.gather(ProbeRequest()).packages == NOT_ASKED
-    facts = gather.gather(ProbeRequest(packages=True))
-    assert isinstance(facts.packages, PackageFacts)
-    assert codec.from_json(codec.to_json(facts), Facts).packages == facts.packages
 
 
 @pytest.mark.parametrize(("drivers", "imports"), [((), False), (("/dev/null",), True)])

@@ -54,10 +54,7 @@ def test_route_to_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, address in ipv4_addresses():
         route = probe_route("me", (address,), interfaces)
         assert isinstance(route, Route) and route.is_local, name
-
-
-def test_own_name_that_means_loopback() -> None:
-    """It stands for the only network of the host; where there are two, nobody knows."""
+    # its own name stands for the only network of the host; where there are two, nobody knows
     assert probe_route("x", Unavailable("`x` does not resolve"), ()) == Unavailable("`x` does not resolve")
     assert probe_route("x", (), ()) == Unavailable("this host has no route to `x`: it has no address")
     lo, docker = Interface("lo", True, True, ("127.0.0.1",)), Interface("docker0", True, False, ("172.17.0.1",))
@@ -76,13 +73,10 @@ def test_hosts_file_answers_without_a_resolver(tmp_path: Path) -> None:
         assert network.look_up(address, 0)() == (address,), "not looked for"
 
 
-def test_resolver_in_a_child(tmp_path: Path) -> None:
+def test_resolver_in_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "127.0.0.1" in str(network.look_up("localhost", 20, tmp_path)())
     unknown = network.look_up("a..b", 20, tmp_path)()
     assert isinstance(unknown, Unavailable) and "`a..b` does not resolve" in unknown.reason
-
-
-def test_a_silent_name_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, flags, **__: [] if flags else time.sleep(600))
     late = network.look_up("node-9", 0.1, tmp_path)()
     assert late == Unavailable("`node-9` could not be resolved: no answer within 0.1 s")

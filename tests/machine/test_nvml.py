@@ -81,12 +81,9 @@ def test_a_lost_gpu_is_one_fault_and_the_others_answer(probe: Probe, name: str) 
     assert healthy.fault is None and healthy.utilization_percent == 0
 
 
-def test_a_gpu_that_this_user_may_not_use_is_left_out(probe: Probe) -> None:
+def test_a_gpu_that_this_user_may_not_use_is_left_out_and_an_unanswered_question_costs_one_fact(probe: Probe) -> None:
     gpus = probe("may not use").gpus
     assert [(gpu.index, gpu.pci_bus_id) for gpu in gpus] == [(0, "00000000:10:00.0"), (1, "00000000:12:00.0")]
-
-
-def test_one_unanswered_question_costs_one_fact(probe: Probe) -> None:
     (gpu,) = probe("no answers").gpus
     assert gpu.fault is None and gpu.compute_capability == (9, 0)
     memory = {gpu.memory_total_bytes, gpu.utilization_percent, gpu.processes, gpu.ecc_uncorrected}
@@ -100,9 +97,7 @@ def test_an_unhealthy_gpu(probe: Probe) -> None:
     assert (gpu.recovery_action, gpu.compute_mode) == ("reset", "exclusive process")
     slow = ("hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "hardware power brake")
     assert gpu.throttle_reasons == slow
-
-
-def test_idleness_power_caps_old_drivers_and_new_actions_are_no_fault(probe: Probe) -> None:
+    # idleness, power caps, old drivers and new actions are no fault
     (gpu,) = probe("slowed by nothing").gpus
     assert (gpu.throttle_reasons, gpu.recovery_action, gpu.mig_enabled) == ((), "unknown (99)", False)
     assert gpu.memory_used_bytes == 604 * MIB, "by the older of the two calls"

@@ -31,6 +31,8 @@ def fake_torch(folder: Path, version: str, monkeypatch: pytest.MonkeyPatch, init
 
 def test_builds_and_what_only_looks_like_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_torch(tmp_path, VERSION, monkeypatch)
+    source = '"""parser.add_argument("--local-rank")"""\ndef get_args_parser():\n    a("--tee", "--log_dir")\n'
+    assert torchrun_flags(source + 'def main(): "--arg1"\n') == {"--tee", "--log-dir"}, "the parser's alone"
     flags = frozenset({"--nproc-per-node"})
     assert probe_torch() == TorchFacts("2.7.1+cu126", f"{tmp_path}/torch", "12.6", None, flags, "2.26.2")
     (tmp_path / "torch" / "version.py").write_text(OLD_VERSION)
@@ -43,12 +45,6 @@ def test_builds_and_what_only_looks_like_torch(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(sys, "meta_path", [])
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert probe_torch() == Unavailable(f"torch is not installed in {sys.executable}")
-
-
-def test_flags_come_from_the_parser_alone() -> None:
-    source = '"""parser.add_argument("--local-rank")"""\ndef get_args_parser():\n    a("--tee", "--log_dir")\n'
-    source += 'def main(): "--arg1"\n'
-    assert torchrun_flags(source) == {"--tee", "--log-dir"}
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ import pytest
 
 from ddplaunch.cli.prepare import interpreter, shadowing
 from ddplaunch.machine.facts import TorchFacts
-from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
 from ddplaunch.machine.software import shadowing_file
 from ddplaunch.planning.launch import Launch, Target
 from ddplaunch.planning.resolve import Situation, decide_start
@@ -19,7 +18,6 @@ from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Source, Unavailable
 from ddplaunch.values.variable_names import SETTINGS
 from tests.checks.healthy import healthy_facts, healthy_script
-from tests.machine.test_processes import LAUNCHER, OURS, RANK, process, table
 from tests.planning.test_capture import FOUND, TORCH
 from tests.planning.test_resolve import decide, variables
 from tests.planning.test_topology import said
@@ -152,11 +150,3 @@ def test_the_directory_is_looked_at_only_where_it_matters(tmp_path: Path, monkey
     assert shadowing(said(start="warm"), tmp_path) == ("queue.py" if "-P" in interpreter() else None)
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
     assert shadowing(said(start="warm"), tmp_path) is None
-
-
-def test_what_waits_to_become_a_rank_is_none() -> None:
-    command = ("ddplaunch: waits for its rank",)
-    spare = process(12, parent=10, session=12, name="ddplaunch-warm", command=command, environment={})
-    hidden = process(14, parent=10, session=14, name="ddplaunch-warm", command=LAUNCHER.command, environment=OURS)
-    (run,) = runs_in(table(LAUNCHER, RANK, spare, hidden))
-    assert run == RunProcesses("r", 7, (LAUNCHER,), (RANK,), (spare, hidden))
