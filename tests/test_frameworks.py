@@ -1,4 +1,4 @@
-"""The scripts of docs/frameworks.md are launched by its commands, with the packages of the frameworks themselves."""
+"""The scripts of docs/frameworks.md, by its commands and with the frameworks themselves, and the example training."""
 
 from __future__ import annotations
 
@@ -45,3 +45,24 @@ def test_ranks_train_together_by_the_planned_numbers(command: str, tmp_path: Pat
         assert note["ddp"], note
         assert note["loaders"][0]["batch_size"] == BATCH_SIZE
         assert note["optimizers"][0]["rates"][0] == pytest.approx(LEARNING_RATE)
+
+
+# The example training: its loss falls on two ranks, and only a whole checkpoint is left
+
+
+def test_two_ranks_learn_and_rank_0_alone_speaks_and_saves(tmp_path: Path) -> None:
+    """By ddplaunch: a tenth of the ranks of plain torchrun abort at their end, where nobody waits for gloo."""
+    example = Path(__file__).parents[1] / "ddplaunch" / "examples" / "train_char.py"
+    words = ddplaunch("run", "2", "--device", "cpu", "--start", "warm", "--", str(example), "--device", "cpu")
+    more = ("--epochs", "1", "--steps-per-epoch", "40", "--batch-size", "8", "--save", "models/char.pt")
+    environment = clean_environment(OMP_NUM_THREADS="1")
+    status, said = run_to_end([*words, *more], tmp_path, environment, 240)
+    assert status == 0, said
+    seen = [float(match[1]) for match in re.finditer(r"^epoch .* loss ([0-9.]+) ", said, re.MULTILINE)]
+    assert len(seen) == 3, "one line for steps 1, 20 and 40"
+    assert 4.2 < seen[0] < 5.2, "an untrained model is near log(97)"
+    assert seen[-1] < 3.3
+    assert "2 x cpu" in said
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["char.pt"]
+    (other,) = tmp_path.rglob("attempt-0/rank-1.out")
+    assert other.read_text() == ""

@@ -85,11 +85,13 @@ def test_a_name_means_one_thing_in_its_module() -> None:
     assert twice == []
 
 
-def test_no_folder_is_wide() -> None:
+def test_no_folder_is_wide_and_no_module_longer_than_one_reads() -> None:
     children = Counter(name.rpartition(".")[0] for name in modules() if "." in name and name not in NO_ROOMS)
     print("full folders:", sorted(folder for folder, number in children.items() if number >= MOST_CHILDREN))
     wide = {folder: number for folder, number in children.items() if number > MOST_CHILDREN}
     assert not wide, f"more than {MOST_CHILDREN} files and folders: {wide}; put the code into a file of its subject"
+    files = [path for path in ROOT.rglob("*.py") if len(path.read_text(encoding="utf-8").splitlines()) > MOST_LINES]
+    assert files == [], f"more than {MOST_LINES} lines: a part with an idea of its own becomes a file"
 
 
 def tokens(path: Path) -> int:
@@ -120,11 +122,6 @@ def test_the_repository_is_light() -> None:
         pytest.skip("this is no clone")
     files = [ROOT.parent / name for name in listed.stdout.decode().split("\0") if name]
     assert sum(path.stat().st_size for path in files if path.is_file()) <= MOST_TRACKED_BYTES
-
-
-def test_no_module_is_longer_than_one_reads() -> None:
-    files = [path for path in ROOT.rglob("*.py") if len(path.read_text(encoding="utf-8").splitlines()) > MOST_LINES]
-    assert files == [], f"more than {MOST_LINES} lines: a part with an idea of its own becomes a file"
 
 
 def test_modules_are_few_and_shared() -> None:

@@ -73,13 +73,10 @@ def test_gradients_cleared_by_another_line_than_the_steps_own_are_meant() -> Non
     assert codes(list(gradient_claims(meant))) == set()
 
 
-@pytest.mark.parametrize("settings", [{"lr": 0.2}, {"lr": 0.1, "weight_decay": "0.1"}])
-def test_ranks_that_step_with_different_numbers(settings: dict[str, Any]) -> None:
-    steps = [step(0, MEAN, settings=[{"weight_decay": "0", "lr": 0.1}]), step(1, MEAN, settings=[settings])]
-    assert codes(list(gradient_claims(recorded(*([one] for one in steps))))) == {"numbers-differ"}
-
-
-def test_replicas_that_differ() -> None:
+def test_ranks_that_step_with_different_numbers_and_replicas_that_differ() -> None:
+    for settings in ({"lr": 0.2}, {"lr": 0.1, "weight_decay": "0.1"}):
+        steps = [step(0, MEAN, settings=[{"weight_decay": "0", "lr": 0.1}]), step(1, MEAN, settings=[settings])]
+        assert codes(list(gradient_claims(recorded(*([one] for one in steps))))) == {"numbers-differ"}
     events = [step(rank, MEAN) for rank in (0, 1)]
     events[1]["parameters"][0]["value"] = [1.0, 2.0, 3.001]
     assert codes(list(gradient_claims(recorded(*([event] for event in events))))) == {"replicas-differ"}

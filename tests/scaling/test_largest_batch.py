@@ -58,7 +58,7 @@ def test_an_effective_batch_that_is_kept_has_only_its_divisors() -> None:
 
 
 def test_where_a_search_ends() -> None:
-    """With the one batch that keeps the effective one without accumulation, one sample that does not fit, all data."""
+    """With the one batch that there is without accumulation, with one sample, with all data, with the first death."""
     assert [each.batch for each in search(1, MIB, 90 * MIB, Batches(16, total=64, whole=True))] == [64]
     assert largest(search(1, MIB, 60 * MIB, Batches(16, total=64, whole=True)), 0.1) is None
     tried = search(300 * MIB, 700 * MIB, 900 * MIB, Batches(32))
@@ -66,6 +66,11 @@ def test_where_a_search_ends() -> None:
     assert tried[-1].batch == 1 and len(tried) <= 4
     tried = search(300 * MIB, MIB, 900 * MIB, Batches(8, most=100))
     assert max(each.batch for each in tried) == 100
+    tried = []
+    while (batch := next_batch(tried, Batches(8), 0.1)) is not None:
+        tried.append(Tried(batch, batch <= 1000))
+    best = largest(tried, 0.1)
+    assert best is not None and 900 <= best.batch <= 1000
 
 
 def test_a_larger_batch_that_took_less_misleads_nobody() -> None:
@@ -76,14 +81,6 @@ def test_a_larger_batch_that_took_less_misleads_nobody() -> None:
     seen += [Tried(96, True, 900 * MIB, 2000 * MIB)]
     model = modelled(seen)
     assert model is not None and 3 * MIB < model.sample_bytes < 6 * MIB and model.at(96) <= 1.01 * 900 * MIB
-
-
-def test_where_no_memory_is_known_batches_grow_until_one_dies() -> None:
-    tried: list[Tried] = []
-    while (batch := next_batch(tried, Batches(8), 0.1)) is not None:
-        tried.append(Tried(batch, batch <= 1000))
-    best = largest(tried, 0.1)
-    assert best is not None and 900 <= best.batch <= 1000
 
 
 def test_the_model_is_a_line_and_says_how_far_it_is_off() -> None:

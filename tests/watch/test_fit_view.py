@@ -44,12 +44,9 @@ def test_the_answer(golden: Golden, width: int) -> None:
     golden(f"fit-{width}", fit_text(FOUND, Terminal(width=width)))
 
 
-def test_a_finding_of_several_trials_is_shown_once() -> None:
+def test_each_trial_has_a_line_and_a_finding_of_several_is_shown_once() -> None:
     twice = replace(FOUND, trials=tuple(replace(each, observed=(TOLD,)) for each in TRIALS))
     assert fit_text(twice, Terminal(width=80)).count("warning[numbers-differ]: each rank loads 4") == 1
-
-
-def test_each_trial_has_a_line() -> None:
     assert [trial_text(each, 0.1) for each in TRIALS[1:4]] == [
         "batch 128: yes, 458 MiB of 900 MiB, 4100 samples/s (12 s)\n",
         "batch 640: no: out of memory (12 s)\n",

@@ -162,6 +162,10 @@ def test_the_table_of_a_run_without_gpus_and_of_ranks_that_tell_phases(golden: G
         assert max(map(cells, text.splitlines())) <= width
         golden(f"top-phases-{width}", text)
     assert sample_of(plain(samples[-1])) == samples[-1]
+    value = json.loads(json.dumps(plain(run_samples(1)[0])))
+    assert value["ranks"][0]["step_rate"] == 12.0 and value["no_gpus"] is None
+    assert sample_of({**value, "of_a_later_version": 1}) == run_samples(1)[0]
+    assert sample_of({"at_s": 1}) is None
 
 
 @pytest.mark.parametrize("width", [20, 40, 80])
@@ -214,13 +218,6 @@ def test_colour_is_never_alone(environ: Mapping[str, str]) -> None:
     styled = Terminal.of(None, {"FORCE_COLOR": "1", **environ}).styled
     (row,) = [line for line in top_text(view_of(samples, Terminal(100, styled))).splitlines() if "stopped" in line]
     assert ("\x1b[1;33m" in row) == styled == (not environ)
-
-
-def test_json_of_a_sample_can_be_read_by_anybody() -> None:
-    value = json.loads(json.dumps(plain(run_samples(1)[0])))
-    assert value["ranks"][0]["step_rate"] == 12.0 and value["no_gpus"] is None
-    assert sample_of({**value, "of_a_later_version": 1}) == run_samples(1)[0]
-    assert sample_of({"at_s": 1}) is None
 
 
 @pytest.mark.parametrize("late", [(2, 3), (3,)])
