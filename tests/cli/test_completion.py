@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -151,9 +152,8 @@ def test_a_real_shell_completes_and_keeps_the_order(folder: Path, shell: str, or
     home.mkdir()
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environ = {"HOME": str(home), "PATH": path, "PYTHONPATH": str(PACKAGE), "TERM": "xterm", "LC_ALL": "C.UTF-8"}
-    installed = subprocess.run(
-        ["ddplaunch", "--install-completion", shell], env=environ, capture_output=True, text=True, check=False
-    )
+    said = partial(subprocess.run, env=environ, cwd=folder, capture_output=True, text=True)
+    installed = said(["ddplaunch", "--install-completion", shell])
     assert installed.returncode == 0 and str(home) in installed.stdout, installed.stderr
     assert order in Path(installed.stdout.removeprefix("Installed in ").partition(";")[0]).read_text()
     if shutil.which(shell) is None:
@@ -175,12 +175,5 @@ def test_a_real_shell_completes_and_keeps_the_order(folder: Path, shell: str, or
         return
     lines["ddplaunch run --batch-"] = "--batch-size\n--batch-option"  # a long help is one line
     for typed, wanted in lines.items():  # fish has a command that completes a line
-        answer = subprocess.run(
-            ["fish", "-c", f"complete -C '{typed}'"],
-            env=environ,
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        answer = said(["fish", "-c", f"complete -C '{typed}'"], check=True)
         assert first_words(answer.stdout) == str(wanted).rpartition(" ")[2].splitlines(), typed
