@@ -109,14 +109,14 @@ globals()[sys.argv[1]]()
 class Run:
     """One launch in ``folder``, which may still go on."""
 
-    def __init__(self, folder: Path, mode: str, *options: str, run_id: str = RUN_ID, **changes: Any) -> None:
+    def __init__(self, folder: Path, mode: str, *options: str, script: str = SCRIPT, **changes: Any) -> None:
         self.folder = folder
-        (folder / "train.py").write_text(SCRIPT)
-        words = ddplaunch("run", "2", "--device", "cpu", "--run-id", run_id, *options, "--", "train.py", mode)
+        (folder / "train.py").write_text(script)
+        words = ddplaunch("run", "2", "--device", "cpu", "--run-id", RUN_ID, *options, "--", "train.py", mode)
         environment = clean_environment(**{**{"NO_COLOR": "1", "COLUMNS": "200"}, **changes.pop("env", {})})
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
         self.process = subprocess.Popen(words, cwd=folder, env=environment, **{**streams, **changes})
-        self.record = folder / ".ddplaunch" / "runs" / run_id
+        self.record = folder / ".ddplaunch" / "runs" / RUN_ID
         self.out = self.err = ""
 
     def wait_for(self, *names: str) -> None:

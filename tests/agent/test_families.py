@@ -15,6 +15,8 @@ from ddplaunch.watch.phases import RankFile, parsed
 from tests.agent.plugin_runs import DEADLINE_S
 from tests.hosts.launching import clean_environment
 
+pytestmark = pytest.mark.slow
+
 #: Forks itself for each family, as a warm start does, so that torch is imported once.
 FAMILIES = r"""
 import copy, io, itertools, json, os, pickle, sys, warnings
@@ -278,7 +280,6 @@ NOTED = {
 }
 
 
-@pytest.mark.slow
 def test_what_is_noted(families: Families) -> None:
     for family, (size, batches, passes, rates, steady, steps) in NOTED.items():
         note = families.notes[family]
@@ -291,7 +292,6 @@ def test_what_is_noted(families: Families) -> None:
         assert note["world_size"] == 1, family
 
 
-@pytest.mark.slow
 def test_what_a_scheduler_was_told(families: Families) -> None:
     (optimizer,) = families.notes["scheduler"]["optimizers"]
     assert (optimizer["initial_lr"], optimizer["max_lr"], optimizer["rises"]) == ([0.02], [0.5], True)
@@ -303,7 +303,6 @@ def test_what_a_scheduler_was_told(families: Families) -> None:
     assert families.notes["iterable"]["loaders"][0]["samples"] is None
 
 
-@pytest.mark.slow
 def test_what_follows_from_the_shapes_of_real_scripts(families: Families) -> None:
     """timm's loader fetches ahead, to the end of an epoch; accelerate loads an optimizer with what it had."""
 
@@ -320,7 +319,6 @@ def test_what_follows_from_the_shapes_of_real_scripts(families: Families) -> Non
     assert told("restored", lr=0.001)[0].endswith("(the rate of the checkpoint)")
 
 
-@pytest.mark.slow
 def test_epochs_in_one_order_are_told_after_three(families: Families) -> None:
     def told(family: str) -> list[str]:
         return [finding.code for finding in differences([families.notes[family]], 1, {"world_size": 1})]
@@ -345,7 +343,6 @@ MEASURED = {
 }
 
 
-@pytest.mark.slow
 def test_what_is_measured(families: Families) -> None:
     for family, (steps, samples, fetches, forward) in MEASURED.items():
         facts, lines = families.phases[family]
@@ -363,7 +360,6 @@ def test_what_is_measured(families: Families) -> None:
         assert samples in counted and counted <= {samples, 2 * (samples or 0) or None}, "GradScaler skipped a step"
 
 
-@pytest.mark.slow
 def test_weights_and_random_numbers_are_the_same_to_the_last_bit(families: Families) -> None:
     assert families.watched.keys() - {"compiled"} == families.alone.keys() >= NOTED.keys() | MEASURED.keys()
     for family, (*as_ever, compiled_alone) in families.alone.items():
@@ -376,14 +372,12 @@ def test_weights_and_random_numbers_are_the_same_to_the_last_bit(families: Famil
     assert families.watched["a_distributed_model_that_was_compiled"][2] != {}
 
 
-@pytest.mark.slow
 def test_no_note_is_left_by_a_compiled_step_or_a_rate_that_raises(families: Families) -> None:
     assert not {"compiled", "broken"} & families.notes.keys()
     assert "compiled" not in families.phases, "a compiled step calls no hook"
     assert families.phases["other_names"].facts["broken"] == "AttributeError: no `_num_yielded`"
 
 
-@pytest.mark.slow
 def test_the_loader_is_told(families: Families) -> None:
     files = families.phases
     assert files["plain"].facts["loader"] == {"workers": 0, "batch_size": 4, "samples": 64}
@@ -392,7 +386,6 @@ def test_the_loader_is_told(families: Families) -> None:
     assert files["shared_batches"].facts["loader"]["samples"] == 32, "what this rank has of them"
 
 
-@pytest.mark.slow
 def test_what_hooks_of_a_backward_pass_wait_for_is_communication(families: Families) -> None:
     """That is how FSDP gathers parameters and reduces gradients."""
     for line in families.phases["reduced_in_the_backward_pass"].lines[1:]:

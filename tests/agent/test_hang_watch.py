@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import time
@@ -15,28 +14,10 @@ import pytest
 
 from ddplaunch.agent.guard.hang_watch import Look, Usage, idle, shares
 from ddplaunch.agent.rank_site import taking_part
-from ddplaunch.planning.options import parse_options
-from ddplaunch.values.finding import ExitStatus, UsageError
-from ddplaunch.values.resolved import Resolved, Source
+from ddplaunch.values.finding import ExitStatus
 from tests.agent.guarded import Guarded, until
-from tests.agent.plugin_runs import DEADLINE_S, RUN_ID, of_folder
-from tests.hosts.launching import ANYWHERE, clean_environment, ddplaunch
-
-# What was asked for
-
-
-@pytest.mark.parametrize(
-    ("said", "words"),
-    [
-        ({"hang_timeout": "0.5"}, "less than a second"),
-        ({"on_hang": "stop"}, "without `--hang-timeout`"),
-        ({"on_hang": "kill", "hang_timeout": "9m"}, "neither report nor stop"),
-    ],
-)
-def test_time_limits_that_make_no_sense_are_refused(said: dict[str, str], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        parse_options({name: Resolved(value, Source("flag", name)) for name, value in said.items()})
-
+from tests.agent.plugin_runs import Run, of_folder
+from tests.hosts.launching import ANYWHERE
 
 # What moves
 
@@ -195,19 +176,12 @@ os._exit(0)  # gloo's threads now and then abort an interpreter that ends
 """
 
 
-class Ended:
+class Ended(Run):
     """One run of SCRIPT that has ended."""
 
-    def __init__(self, folder: Path, mode: str, processes: int, *options: str) -> None:
-        (folder / "train.py").write_text(SCRIPT)
-        words = ddplaunch("run", str(processes), *ANYWHERE, "--run-id", RUN_ID, *options, "--", "train.py", mode)
-        environment = clean_environment(NO_COLOR="1", COLUMNS="300", TERM="dumb")
-        done = subprocess.run(
-            words, cwd=folder, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-        )
-        self.status, self.said = done.returncode, done.stderr
-        self.record = folder / ".ddplaunch" / "runs" / RUN_ID
-        self.outcome: dict[str, Any] = json.loads((self.record / "outcome.json").read_text())
+    def __init__(self, folder: Path, mode: str, *options: str) -> None:
+        super().__init__(folder, mode, *ANYWHERE, *options, script=SCRIPT)
+        self.status = self.end()
         self.diagnosis: dict[str, Any] = self.outcome["diagnosis"] or {}
 
 
@@ -216,10 +190,10 @@ STOPPING = ("--hang-timeout", "3s", "--on-hang", "stop", "--grace", "2")
 
 @pytest.mark.slow
 def test_a_data_loader_whose_worker_hangs(tmp_path: Path) -> None:
-    run = Ended(tmp_path, "loader", 2, *STOPPING)
-    assert run.status == run.outcome["exit_status"] == ExitStatus.TIMED_OUT, run.said
+    run = Ended(tmp_path, "loader", *STOPPING)
+    assert run.status == run.outcome["exit_status"] == ExitStatus.TIMED_OUT, run.err
     assert (run.outcome["state"], run.diagnosis["code"]) == ("failed", "collective-timeout")
-    assert run.diagnosis["rank"] == run.outcome["first_failed_rank"] == 1 and "stopped (exit status 124)" in run.said
+    assert run.diagnosis["rank"] == run.outcome["first_failed_rank"] == 1 and "stopped (exit status 124)" in run.err
     assert "rank 1 is in DataLoader.__next__ at train.py" in run.diagnosis["what"]
     assert "in stuck" in run.diagnosis["why"]  # where the worker is
     (stacks,) = (run.record / "node-0").glob("stacks-*.txt")
@@ -234,15 +208,15 @@ def test_what_makes_progress_lives(tmp_path: Path) -> None:
     So does a program that a rank has started and that computes. What one rank computes while the others wait for it may
     take any time.
     """
-    run = Ended(tmp_path, "slow", 2, *STOPPING)
-    warned = set(re.findall(r"warning\[([\w-]+)\]", run.said)) - {"gradients-not-averaged"}  # as steps alone show it
-    assert (run.status, run.outcome["state"], warned) == (0, "succeeded", set()), run.said
+    run = Ended(tmp_path, "slow", *STOPPING)
+    warned = set(re.findall(r"warning\[([\w-]+)\]", run.err)) - {"gradients-not-averaged"}  # as steps alone show it
+    assert (run.status, run.outcome["state"], warned) == (0, "succeeded", set()), run.err
 
 
 @pytest.mark.slow
 def test_a_collective_that_timed_out_names_the_missing_rank_and_its_line(tmp_path: Path) -> None:
-    run = Ended(tmp_path, "timeout", 2, "--stacks", "--grace", "2")
-    assert (run.status, run.diagnosis["code"], run.diagnosis["rank"]) == (1, "collective-timeout", 1), run.said
-    assert "all_reduce" in run.diagnosis["what"], run.said
+    run = Ended(tmp_path, "timeout", "--stacks", "--grace", "2")
+    assert (run.status, run.diagnosis["code"], run.diagnosis["rank"]) == (1, "collective-timeout", 1), run.err
+    assert "all_reduce" in run.diagnosis["what"], run.err
     assert "rank 1 was at train.py:" in run.diagnosis["why"] and "in stuck; rank 1 sleeps" in run.diagnosis["why"]
     assert any(each["text"].startswith("rank 1: train.py:") for each in run.diagnosis["evidence"])
