@@ -59,6 +59,7 @@ def test_what_is_no_option_is_a_type_error(options: dict[str, Any], said: str) -
     ("told", "in_python"),
     [
         ("`--lr 1e-3` and `--data` are both given", "`lr='1e-3'` and `data=` are both given"),
+        ("`--batch-size 8`, or `--no-capture`", "`batch_size=8`, or `capture=False`"),
         ("`--gpus free:2`; `ddplaunch doctor --comm`", "`gpus='free:2'`; `ddplaunch doctor --comm`"),
         ("`--epochs 3` or `--no-shuffle` behind `--lr 2`", "`--epochs 3` or `--no-shuffle` behind `lr=2`"),
         ("NPROC is a number: `ddplaunch run 4 -- train.py`", "nproc is a number: `nproc=4`"),

@@ -60,11 +60,9 @@ def first_words(shown: str) -> list[str]:
     [
         ("ddplaunch st", ["stacks", "stop"]),
         ("ddplaunch run --device c", ["cuda", "cpu"]),
-        ("ddplaunch submit --to k", ["kubernetes"]),
         ("ddplaunch run --profile ", ["big", "small"]),
         ("ddplaunch run a", ["auto"]),
         ("ddplaunch run --ignore shm-too", ["shm-too-small"]),
-        ("ddplaunch run --ignore clock-", ["clock-skew"]),
     ],
 )
 def test_words(offered: Offers, folder: Path, line: str, words: list[str]) -> None:

@@ -68,7 +68,6 @@ LOCK: Any = type("Lock", (), {"told": staticmethod(str)})
         (False, {}, True, True),
         (True, {"silent": False}, False, True),
         (False, {"silent": True}, False, False),
-        (True, {"silent": True}, False, False),
     ],
 )
 def test_what_is_shown(

@@ -56,6 +56,7 @@ INTEGERS = ("--accum", "--dataset-size", "--max-restarts", "--master-port")
         (["--device", "tpu"], "`--device tpu` is neither auto, cuda nor cpu"),
         (["--run-dir", ""], "`--run-dir` is empty"),
         (["--data", ""], "`--data` is empty"),
+        (["--env", "FOO"], "an `--env` is not NAME=VALUE"),
         (["--env", "1A=x"], "fix: `--env NAME=VALUE`"),
         (["--hostfile", "nope"], "`nope` cannot be read: No such file or directory"),
         (["--run-id", "../x"], "cannot be the name of a directory"),

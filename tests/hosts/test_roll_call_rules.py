@@ -173,6 +173,7 @@ TWO_GPUS = healthy_nvml(healthy_gpu(0), healthy_gpu(1))
     [
         {},
         {"facts": "{", "ddplaunch": "9"},  # not understood is not compared
+        {"facts": "[" * 60_000},
         {"host": "gpu-1", "machine": "machine 1"},  # two nodes on one host
         {"facts": facts_with(nvml=TWO_GPUS)},  # started by hand they need not use all GPUs
         {"script": "b", "ignore": ("hosts-differ-script",)},

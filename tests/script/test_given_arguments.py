@@ -20,6 +20,8 @@ BETA = DeclaredOption(("-beta",), AT)
     [
         ("-b8", BATCH, BOTH, ("8",)),
         ("--batch-size 8 --batch-size=16", BATCH, BOTH, ("8", "16")),
+        ("--batch-size=", BATCH, BOTH, ("",)),
+        ("--batch_size 8", BATCH, BOTH, ()),
         ("--batch-s 8", BATCH, BOTH, ("8",)),
         ("--batch 8", BATCH, BOTH, ()),
         ("-- --batch-size 8", BATCH, BOTH, ()),

@@ -160,6 +160,7 @@ SOLVER = ("SOLVER.IMS_PER_BATCH", "32", "SOLVER.WARMUP_ITERS", "100", "SOLVER.BA
     [
         (HYDRA_FILES, ("seed=1", "-m"), ("seed=1", "data.batch_size=8", "optimizer.lr=0.004", "-m")),
         (HYDRA_FILES, ("data.batch_size=8",), ("data.batch_size=8", "optimizer.lr=0.004")),
+        (HYDRA_FILES, ("--config-name", "other"), ("--config-name", "other")),
         (HYDRA_FILES, ("+data=faces",), ("+data=faces",)),
         (ON_KEYS, ("a.yaml",), ("a.yaml", "train.batch_size=8", "optim.warmup=100", "optim.lr=0.004")),
         ({"train.py": LEFT_OVER.format(declared='"base"'), **BASE}, ("a.yaml",), ("a.yaml", "data.batch_size=8")),

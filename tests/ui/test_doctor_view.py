@@ -51,6 +51,7 @@ def test_a_platform_is_said_to_be_what_it_is() -> None:
         (HEALTHY, "healthy: 3 checks passed"),
         ((*HEALTHY, SKIP), "healthy: 3 checks passed, 1 skipped"),
         ((*HEALTHY, CRASH), "no findings: 3 checks passed, 1 crashed"),
+        ((SKIP,), "nothing was checked: 0 checks passed, 1 skipped"),
         (MIXED, "1 error, 1 warning: 0 checks passed, 1 skipped"),
     ],
 )

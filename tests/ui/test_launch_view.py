@@ -84,7 +84,6 @@ def of_the_script(detail: str) -> Numbers:
         (launch(passed=(MADE_OF_IT,)), "batch 32 / 8); the script gets 0.0008, train.py:40 multiplies it by 0.5\n"),
         (launch(passed=(MADE_OF_IT,)), "pass   --lr 0.0008 (train.py:31)"),
         (launch(numbers=BASED), "(linear: batch 32 / 512, train.py:40 scales from it)"),
-        (launch(numbers=SCALED), "lr     0.0004 = 0.0001 × 4 (linear: batch 32 / 8)\n"),
         (launch(numbers=FINAL, receives=("lr",)), "31), not scaled: `--base-lr 0.0001` makes it 0.0004\n"),
         (launch(numbers=FINAL, receives=()), "(train.py:31), not scaled\n"),
         (launch(numbers=of_the_script("`--lr` after `--`"), receives=("lr",)), "after `--`), not scaled\n"),
