@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.machine.processes.process_table import read_process
+from ddplaunch.machine.processes.process_table import process_table, read_process
 from ddplaunch.records.write import write_record
 from ddplaunch.values.words import host_name
 from tests.planning.sample_launch import facts, launch
@@ -109,9 +109,7 @@ class FakeRun:
     @property
     def session_pids(self) -> list[int]:
         """Ranks and what they forked, whoever their parent is by now."""
-        return [
-            pid for pid in all_pids() if (each := read_process(pid)) and each.session in self.rank_pids and each.alive
-        ]
+        return [each.pid for each in process_table().values() if each.session in self.rank_pids and each.alive]
 
     def lose_launcher(self) -> None:
         """Kill the launcher alone, and wait until the ranks were adopted."""
@@ -129,11 +127,6 @@ class FakeRun:
         self.launcher.wait()
         if self.launcher.stdout:
             self.launcher.stdout.close()
-
-
-def all_pids() -> list[int]:
-    """Return every pid of this machine."""
-    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
 
 
 def wait_for(condition: Callable[[], object], deadline_s: float = DEADLINE_S) -> bool:
@@ -174,7 +167,7 @@ def start_run(tmp_path: Path) -> Iterator[StartRun]:
         assert launcher.stdout is not None
         for _ in range(ranks):
             assert launcher.stdout.readline() == b"ready\n"
-        run.rank_pids = [pid for pid in all_pids() if (each := read_process(pid)) and each.parent == launcher.pid]
+        run.rank_pids = [each.pid for each in process_table().values() if each.parent == launcher.pid]
         assert len(run.rank_pids) == ranks
         return run
 

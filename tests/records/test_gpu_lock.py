@@ -146,7 +146,6 @@ def no_locks(*_: object) -> None:
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("file above", "Not a directory"),
         ("file", "Not a directory"),
         ("folder's link", "Not a directory"),
         ("symlink", "Too many levels of symbolic links"),
@@ -168,7 +167,6 @@ def test_where_locks_cannot_be_made_the_launch_goes_on_and_nothing_planted_is_wr
         locks.mkdir()
     planted = locks / "GPU-0.lock"
     make: dict[str, Callable[[], object]] = {
-        "file above": locks.touch,
         "file": locks.touch,
         "folder's link": lambda: locks.symlink_to(folder),
         "symlink": lambda: planted.symlink_to(victim),
@@ -178,7 +176,7 @@ def test_where_locks_cannot_be_made_the_launch_goes_on_and_nothing_planted_is_wr
     }
     make[kind]()
     before = open_files()
-    unlocked = GpuLocks(locks / "below" if kind == "file above" else locks)
+    unlocked = GpuLocks(locks)
     selection = pick_free("free:1", facts(1), None, unlocked, None)
     (note,) = selection.notes
     assert named(selection) == "0" and unlocked.held == {}

@@ -20,7 +20,6 @@ from ddplaunch.records.outcome import RunOutcome, write_outcome
 from ddplaunch.records.own.own_files import (
     NotOursError,
     closing,
-    foreign,
     open_place,
     open_to_write,
     other_owner,
@@ -133,15 +132,6 @@ def test_a_link_of_ones_own_to_a_large_disk_is_followed(tmp_path: Path) -> None:
         assert stat.S_IMODE((disk / "runs" / "mine").stat().st_mode) == 0o700
 
 
-@pytest.mark.root
-def test_what_root_makes_on_nfs_is_root_s_although_it_belongs_to_nobody_there(tmp_path: Path) -> None:
-    (tmp_path / "runs" / "x").mkdir(parents=True)
-    for path in (tmp_path, tmp_path / "runs", tmp_path / "runs" / "x"):
-        os.chown(path, 65534, 65534)
-    refuse_taken(tmp_path, launch(run_id="x"))
-    assert foreign(tmp_path / "runs" / "x") is None
-
-
 # Readers
 
 
@@ -232,28 +222,18 @@ def test_what_root_made_is_nobodys_on_nfs(
     assert (other_owner(tmp_path) is not None) is other
 
 
-def test_a_folder_is_removed_with_one_file_last_and_links_are_not_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_is_removed_and_links_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     (tmp_path / "run" / "node-0").mkdir(parents=True)
     for name in ("a", "run.json", "z", "node-0/run.json"):
         (tmp_path / "run" / name).touch()
     (tmp_path / "run" / "link").symlink_to(tmp_path / "kept")
-    removed: list[str] = []
-    unlink = os.unlink
-
-    def noted(name: str, dir_fd: int) -> None:
-        removed.append(name)
-        unlink(name, dir_fd=dir_fd)
-
-    monkeypatch.setattr(os, "unlink", noted)
     with closing(open_place(tmp_path)) as folder:
         remove_folder(folder, "run", last="run.json")
-    assert removed == ["a", "link", "run.json", "z", "run.json"] and list(tmp_path.iterdir()) == [tmp_path / "kept"]
+    assert list(tmp_path.iterdir()) == [tmp_path / "kept"]
 
 
-def test_what_is_refused_is_named_and_stays_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_refused_is_named_and_stays_closed(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "runs").symlink_to(tmp_path)
     before = open_files()
@@ -263,11 +243,4 @@ def test_what_is_refused_is_named_and_stays_closed(tmp_path: Path, monkeypatch: 
     with pytest.raises(NotOursError) as refused:
         open_place(tmp_path / "runs" / "a")
     assert refused.value.filename == str(tmp_path / "runs")
-    (tmp_path / "runs").unlink()
-    with pytest.raises(FileNotFoundError) as missing:
-        open_place(tmp_path / "runs" / "a")
-    assert missing.value.filename == str(tmp_path / "runs")
-    monkeypatch.setattr("ddplaunch.records.own.own_files.own_id", lambda: 12345)
-    with pytest.raises(NotOursError, match="belongs to"):
-        open_place(tmp_path)
     assert not open_files() - before

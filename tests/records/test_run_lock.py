@@ -28,6 +28,7 @@ from ddplaunch.records.write import write_record
 from ddplaunch.values.finding import RefusedError
 from ddplaunch.values.resolved import Resolved, Source
 from ddplaunch.values.words import host_name
+from tests.agent.guarded import runs
 from tests.cli.cli_calls import Call
 from tests.planning.sample_launch import facts, launch, two_nodes
 from tests.records.fake_runs import StartRun, outcome, processes_json, record
@@ -58,8 +59,6 @@ def held_by_another_process(base: Path, holder: Holder, one: Launch) -> subproce
     ("there", "theirs", "holder", "mine", "welcome"),
     [
         ("node", ONE, "node", ONE, False),
-        ("node", ONE, "launcher", ONE, False),
-        ("launcher", ONE, "launcher", ONE, False),
         ("launcher", ONE, "node", ONE, False),
         ("launcher", ONE, "host", node(0), True),  # its own
         ("host", node(0), "host", node(1), True),
@@ -68,7 +67,6 @@ def held_by_another_process(base: Path, holder: Holder, one: Launch) -> subproce
         ("node", node(0), "node", node(0), False),
         ("node", node(0), "node", ONE, False),
         ("node", node(None), "node", node(None), True),  # torchrun numbers these
-        ("node", node(None), "node", ONE, False),
     ],
 )
 def test_who_may_have_the_id_of_a_live_run(
@@ -223,10 +221,6 @@ def twins(start_run: StartRun) -> tuple[str, list[int], list[int]]:
     return first.run_id, first.session_pids, second.session_pids
 
 
-def alive(pids: list[int]) -> bool:
-    return all((each := read_process(pid)) is not None and each.alive for pid in pids)
-
-
 def test_two_launches_of_one_id_are_two_runs(twins: tuple[str, list[int], list[int]]) -> None:
     run_id, first, second = twins
     found = [run for run in runs_in(process_table()) if run.run_id == run_id]
@@ -252,7 +246,9 @@ def test_what_lives_of_a_launch_is_not_that_of_another_directory(
     (tmp_path / ".ddplaunch" / "runs" / one.run_id).mkdir(parents=True)
     assert live_run(tmp_path / ".ddplaunch" / "runs" / one.run_id, 0) is not None, "its record says so"
     assert call("clean", one.run_id, "--yes").status == 0
-    assert not one.session_pids and alive(other.session_pids), "orphans end though another launch of the id lives"
+    assert not one.session_pids and all(map(runs, other.session_pids)), (
+        "orphans end though another launch of the id lives"
+    )
 
 
 def test_stop_on_a_host_ends_the_launch_that_is_meant(twins: tuple[str, list[int], list[int]]) -> None:
@@ -262,4 +258,4 @@ def test_stop_on_a_host_ends_the_launch_that_is_meant(twins: tuple[str, list[int
     done = subprocess.run(words, input=question, capture_output=True, check=True)
     answer = message_in(done.stdout.removeprefix(GREETING))
     assert {each["pid"] for each in answer["ended"]} >= set(first)
-    assert not alive(first) and alive(second)
+    assert not any(map(runs, first)) and all(map(runs, second))
