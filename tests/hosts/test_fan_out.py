@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from ddplaunch.hosts.json_lines import GREETING, json_line
-from ddplaunch.hosts.session import collect
 from ddplaunch.hosts.session.answers import Question
 from ddplaunch.hosts.session.collect import ask_all
 from ddplaunch.hosts.session.each_host import EachHost
@@ -152,21 +151,6 @@ def test_a_machine_that_starts_no_more_says_so_and_leaves_no_session(
     assert refused.value.findings[0].what == said
     assert len(asking._links.all) == 2
     assert all(link.closed and link.process.returncode is not None for link in asking._links.all)
-
-
-def test_a_host_without_an_echo_is_waited_for_once(
-    links: Links, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ddplaunch.hosts.session.collect._ECHO_S", 0.1)
-    link = links.open("gpu-x", answering(tmp_path, 0)("gpu-x"))  # it answers what it is asked, and echoes no beat
-    sent: list[Any] = []
-
-    def send(message: Mapping[str, Any]) -> None:
-        sent.append(message["what"])
-
-    link.send = send  # type: ignore[method-assign]
-    assert links.run(collect._clock(link)) == collect._UNKNOWN_CLOCK
-    assert sent == ["clock"]
 
 
 @pytest.mark.parametrize(

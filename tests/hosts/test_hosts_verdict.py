@@ -135,13 +135,6 @@ def test_a_node_is_believed_where_the_logs_are_vague_and_it_knows_more(
     assert most_telling(from_logs, of_nodes) is (of_nodes[chosen] if isinstance(chosen, int) else from_logs)
 
 
-def test_interrupted(tmp_path: Path) -> None:
-    outcomes = {node: outcome(node, "terminated", rank(node, T, None, "SIGINT", "launcher")) for node in (0, 1)}
-    ends = [HostEnd(0, "a", 130, told=2), HostEnd(1, "b", 130, told=2)]
-    found = verdict(tmp_path, ends, outcomes, 2)
-    assert (found.state, found.exit_status, found.diagnosis) == ("terminated", 130, None)
-
-
 @pytest.mark.parametrize(
     ("what", "told", "host"),
     [

@@ -36,7 +36,6 @@ def ending(state: str, reason: str = "None", restarts: int = 0, end_s: float = N
     [
         (ending("COMPLETING", "TimeLimit"), "time-limit", "job 25 reached its time limit"),
         (ending("RUNNING", end_s=NOW_S + 46), "time-limit", "46 s before the time limit of job 25"),
-        (ending("RUNNING"), "time-limit", "0 s before the time limit of job 25"),
         (ending("COMPLETING", preempted="2026-11-21T19:40:53"), "terminated", "job 25 was preempted"),
         (ending("RUNNING", end_s=NOW_S + 9000, preempted="2026-11-21T19:40:53"), "terminated", "was preempted"),
         (ending("COMPLETING", restarts=1), "terminated", "was requeued"),

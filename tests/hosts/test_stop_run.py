@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from ddplaunch.records.launchers import Launched, Place
 from ddplaunch.ui.stop_view import begin_text, stop_findings, stopped_text
 from tests.agent.guarded import runs
 from tests.cli.cli_calls import Call
+from tests.hosts.launching import ddplaunch
 from tests.records.fake_runs import StartRun, outcome, processes_json, record, unique, wait_for
 
 
@@ -165,13 +165,8 @@ def test_hosts_tell_how_their_part_ended(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert second.host == "b" and second.problem is not None and second.problem.code == "host-session-failed"
 
 
-def one(run_id: str, uid: int = 7, pid: int = 10) -> RunProcesses:
-    launcher = Process(pid, 1, pid, "S", pid, uid, "python", ("torchrun",), {"DDPLAUNCH_RUN_ID": run_id})
-    return RunProcesses(run_id, uid, (launcher,))
-
-
 def test_what_is_left_is_a_finding_with_a_fix() -> None:
-    run = one("r", uid=0)
+    run = RunProcesses("r", 0, (Process(10, 1, 10, "S", 10, 0, "python", ("torchrun",), {"DDPLAUNCH_RUN_ID": "r"}),))
     denied = Stopped(run, (), (), run.all, run.all, 0.0)
     (finding,) = stop_findings("r", denied, ())
     assert finding.code == "not-permitted" and "sudo ddplaunch stop r" in finding.fix
@@ -216,24 +211,19 @@ time.sleep(300)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["cold", "warm"])
-def test_a_real_run_that_lost_torchrun_and_guard_is_cleaned(folder: Path, start: str) -> None:
+def test_a_real_run_that_lost_torchrun_and_guard_is_cleaned(folder: Path, call: Call, start: str) -> None:
     (folder / "loop.py").write_text(LOOP)
-    ddplaunch = [sys.executable, "-m", "ddplaunch"]
-
-    def say(*words: str) -> str:
-        result = subprocess.run([*ddplaunch, *words], cwd="/", capture_output=True, text=True, timeout=120, check=True)
-        return result.stdout
 
     def listed() -> dict[str, Any]:
-        runs = json.loads(say("ps", "--json", "--run-dir", str(folder / ".ddplaunch")))["runs"]
-        return next((run for run in runs if run["run_id"] == run_id), {})
+        runs = json.loads(call("ps", "--json").out)["runs"]
+        return next(run for run in runs if run["run_id"] == run_id)
 
     run_id = unique("orphans")
-    flags = ["run", "2", "--device", "cpu", "--start", start, "--show", "all", "--run-id", run_id, "--", "loop.py"]
-    with subprocess.Popen([*ddplaunch, *flags], cwd=folder, stdout=subprocess.PIPE) as launched:
+    flags = ("run", "2", "--device", "cpu", "--start", start, "--show", "all", "--run-id", run_id, "--", "loop.py")
+    with subprocess.Popen(ddplaunch(*flags), cwd=folder, stdout=subprocess.PIPE) as launched:
         for _ in range(2):
             assert launched.stdout is not None and launched.stdout.readline().endswith(b" begins\n")
-        assert wait_for(lambda: len(listed().get("ranks", ())) == 2, 120)
+        assert len(listed()["ranks"]) == 2
         assert listed()["state"] == "running" and listed()["launcher_pids"] == [launched.pid]
         (run,) = [each for each in runs_in(process_table()) if each.run_id == run_id]
         for process in (*run.guards, *run.launchers):  # as the OOM killer may
@@ -242,7 +232,6 @@ def test_a_real_run_that_lost_torchrun_and_guard_is_cleaned(folder: Path, start:
             os.kill(process.pid, signal.SIGKILL)
         launched.wait(120)
     assert wait_for(lambda: listed()["state"] == "orphaned")
-    assert f"run {run_id}: its launcher is gone" in say("clean", run_id, "--dry-run")
-    assert json.loads(say("clean", run_id, "--yes", "--json"))["done"] is True
+    assert json.loads(call("clean", run_id, "--yes", "--json").out)["done"] is True
     assert wait_for(lambda: not any(runs(process.pid) for process in run.all))
-    assert say("clean", run_id) == f"nothing to clean: no orphans of run {run_id}\n"
+    assert call("clean", run_id).out == f"nothing to clean: no orphans of run {run_id}\n"
