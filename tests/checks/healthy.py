@@ -102,15 +102,6 @@ def healthy_network(**replace: Any) -> NetworkFacts:
     return dataclasses.replace(network, **replace)
 
 
-def healthy_layout(**replace: Any) -> CpuLayout:
-    """Return two sockets of 32 cores with hyper-threads, each with four of the GPUs."""
-    nodes = tuple(
-        NumaNode(node, node, tuple((core, core + 64) for core in range(32 * node, 32 * node + 32))) for node in range(2)
-    )
-    gpus = {healthy_gpu(index).pci_bus_id: index // 4 for index in range(8)}
-    return dataclasses.replace(CpuLayout(nodes, 128, 128, gpus), **replace)
-
-
 def healthy_facts(**replace: Any) -> Facts:
     """Return the healthy node; ``replace`` overrides fields of ``Facts``."""
     return dataclasses.replace(_node(), **replace)
@@ -118,7 +109,10 @@ def healthy_facts(**replace: Any) -> Facts:
 
 @cache
 def _node() -> Facts:
-    """Hundreds of cases start from it while every worker collects them."""
+    """Hundreds of cases start from it. Two sockets of 32 cores with hyper-threads have four of the GPUs each."""
+    nodes = tuple(
+        NumaNode(node, node, tuple((core, core + 64) for core in range(32 * node, 32 * node + 32))) for node in range(2)
+    )
     return Facts(
         host=HostFacts("gpu-node-1", ("10.0.0.5",), "6.8.0-45-generic", None, "ada"),
         python=PythonFacts(PYTHON, "3.11.9"),
@@ -127,7 +121,7 @@ def _node() -> Facts:
         nvidia=NvidiaFacts(pci_gpus=8, kernel_module_version="570.124.06", device_nodes=8),
         nvml=healthy_nvml(),
         cpu=CpuFacts(logical=128, affinity=128, quota_cpus=None, usable=128),
-        cpu_layout=healthy_layout(),
+        cpu_layout=CpuLayout(nodes, 128, 128, {healthy_gpu(index).pci_bus_id: index // 4 for index in range(8)}),
         memory=MemoryFacts(total_bytes=1024 * GIB, available_bytes=900 * GIB, limit_bytes=None),
         shm=ShmFacts(size_bytes=512 * GIB, free_bytes=510 * GIB),
         limits=LimitFacts(open_files_soft=1 << 20, open_files_hard=1 << 20, memlock_bytes=None, processes_soft=None),

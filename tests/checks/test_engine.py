@@ -14,6 +14,7 @@ import pytest
 from ddplaunch.checks import all_checks
 from ddplaunch.checks.all_checks import ALL, across, refuse_unknown, run_all
 from ddplaunch.checks.check import PARAMETERS, available, checks_in, declare, run_check
+from ddplaunch.checks.codes import REFUSALS
 from ddplaunch.comm.checks import CHECKS as MEASURED
 from ddplaunch.machine.facts import CpuFacts, Facts, TorchFacts
 from ddplaunch.planning.launch import Launch
@@ -131,7 +132,8 @@ def test_every_check_has_a_case_that_fires_and_one_that_does_not() -> None:
 
 def test_codes_are_unique_and_families_keep_together() -> None:
     codes = [check.code for check in (*ALL, *across(), *MEASURED)]
-    assert sorted(set(codes)) == sorted(codes)
+    with_refusals = [*codes, *(refusal.code for refusal in REFUSALS)]
+    assert sorted(set(with_refusals)) == sorted(with_refusals)
     assert [code for code in codes if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)+", code)] == []
     families = [check.family for check in ALL]
     assert families == sorted(families, key=list(dict.fromkeys(families)).index) and families[0] == "torch"

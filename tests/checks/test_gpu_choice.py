@@ -19,8 +19,6 @@ NO_NVIDIA = NvidiaFacts(0, None, 0)
 EMPTY = healthy_nvml(gpus=())
 SLICES = tuple(MigDevice(f"MIG-{number}aaa-bbbb", "H100 MIG 1g.10gb", 10 * GIB) for number in range(2))
 SPLIT = healthy_nvml(healthy_gpu(0, mig_enabled=True, mig_devices=SLICES), healthy_gpu(1))
-A100 = {"name": "NVIDIA A100-SXM4-40GB", "memory_total_bytes": 40 * GIB, "compute_capability": (8, 0)}
-MIXED = healthy_nvml(healthy_gpu(0), healthy_gpu(1), healthy_gpu(2, **A100))
 CHOSEN = (Variable("CUDA_VISIBLE_DEVICES", "0,1", Source("flag", "--gpus"), "the GPUs of this launch"),)
 
 BY_ENV = (Variable("CUDA_VISIBLE_DEVICES", "2,3", Source("flag", "--env-file jobs.env"), "yours"),)

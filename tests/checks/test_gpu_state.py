@@ -74,7 +74,6 @@ SILENT = (
     silent("gpu-busy", "nobody can tell whose instance", launch=NO_LAUNCH, nvml=SPLIT),
     silent("gpu-busy", "not told", nvml=with_gpu(0, processes=Unavailable("NVML: Not Supported"))),
     silent("gpu-exclusive-mode", "and idle", nvml=alone()),
-    silent("gpu-exclusive-mode", "the usual mode", nvml=BUSY),
     silent("gpu-lost", "hidden", nvml=with_gpu(7, fault="lost"), environment=HIDES_IT),
     silent("gpu-lost", "on the CPU", launch=ON_CPU, nvml=with_gpu(7, fault="lost")),
     silent("gpu-ecc-errors", "not one of ours", launch=4, nvml=with_gpu(4, ecc_uncorrected=3)),

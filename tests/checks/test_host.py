@@ -47,7 +47,6 @@ CASES = (
     silent("shm-too-small", shm=ShmFacts(GIB, GIB), launch=launch(2, workers=8)),
     fires("shm-nearly-full", "/dev/shm has 20 MiB of 16 GiB free", "warning", shm=ShmFacts(16 * GIB, 20 * MIB)),
     silent("shm-nearly-full", shm=DOCKER),
-    silent("shm-nearly-full", shm=ShmFacts(16 * GIB, 256 * MIB)),
     fires(
         "open-files-low", "about 416 files … `ulimit -n 65535`", "warning", launch=launch(8, 4), **limits(415, 1 << 20)
     ),
@@ -57,7 +56,6 @@ CASES = (
     fires("open-files-low", "docker run --ulimit nofile=65535", "warning", launch=launch(8, 64), **limits(1024, 1024)),
     fires("open-files-low", "256, … `ulimit -n 65535`", "warning", launch=NO_LAUNCH, **limits(256, None)),
     silent("open-files-low", launch=launch(8, 64), **limits(None, None)),
-    silent("open-files-low", launch=NO_LAUNCH, **limits(1024)),
     fires("memlock-low", "8 MiB, and mlx5_0:1 is", "warning", launch=OVER_NODES, **limits(memlock=8 * MIB)),
     fires("memlock-low", "8 MiB", "warning", launch=NO_LAUNCH, **limits(memlock=8 * MIB)),
     silent("memlock-low", "one node", **limits(memlock=8 * MIB)),
@@ -68,7 +66,6 @@ CASES = (
     fires("cpus-short", "3 DataLoader workers of a rank on the 1 CPU that", "warning", cpu=MANY, launch=bound(3)),
     silent("cpus-short", cpu=MANY, launch=bound(2)),
     silent("cpus-short", cpu=MANY, launch=dataclasses.replace(launch(2), placement=Placement(("0", "0")))),
-    silent("cpus-short", cpu=EIGHT, launch=launch(8)),
     silent("cpus-short", cpu=EIGHT, launch=launch(4, workers=4)),
     silent("cpus-short", "the quota says it", cpu=CpuFacts(64, 64, 4.0, 4)),
     fires("container-cpu-quota", "2.5 CPUs for 8 processes, although 64", "warning", cpu=CpuFacts(64, 64, 2.5, 2)),

@@ -43,7 +43,6 @@ FIRES = (
     fires("output-not-writable", "belongs to root … EROFS", **output(writable=False, owner="root", error="EROFS")),
     fires("output-unreachable", "did not answer … EIO; every", **output(kind="unreachable", error="EIO")),
     fires("disk-nearly-full", "50 MiB of 1000 GiB free", **output(free_bytes=50 * MIB)),
-    fires("disk-nearly-full", "100 MiB of 1000 GiB free", "warning", **output(free_bytes=100 * MIB)),
     fires("disk-nearly-full", "15 GiB of 1000 GiB free", "warning", **output(free_bytes=15 * GIB)),
     fires("output-inodes", "12 inodes free", "warning", **output(free_inodes=12)),
     fires("output-inodes", "0 inodes free", **output(free_inodes=0)),
@@ -69,9 +68,7 @@ SILENT = (
     silent("disk-nearly-full", "nothing is known of its size", **output(free_bytes=0, total_bytes=0)),
     silent("disk-nearly-full", "another check says it", **output(kind="unreachable", free_bytes=0)),
     silent("output-inodes", **output(free_inodes=None, filesystem="btrfs")),
-    silent("output-inodes", **output(free_inodes=1000)),
     silent("output-inodes", "another check says it", **output(free_inodes=0, writable=False)),
-    silent("record-not-writable", **record(free_bytes=100 * MIB)),
     silent("record-not-writable", "nothing is known of its size", **record(free_bytes=0, total_bytes=0)),
 )
 

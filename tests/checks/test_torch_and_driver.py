@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.checks.torch_and_driver import driver_suffices, runs_on
+from ddplaunch.checks.torch_and_driver import runs_on
 from ddplaunch.machine.facts import NOT_ASKED, HostFacts, NvidiaFacts, PythonFacts, TorchFacts
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
 from tests.checks.cases import NO_LAUNCH, fires, judged, silent
@@ -164,17 +164,3 @@ test_fires_with_words_and_stays_silent_without = judged(*FIRES, *SILENT)
 )
 def test_which_gpus_a_build_runs_on(arch_list: tuple[str, ...], capability: tuple[int, int], expected: bool) -> None:
     assert runs_on(arch_list, capability) is expected
-
-
-@pytest.mark.parametrize(
-    ("built_for", "driver", "expected"),
-    [
-        ("12.8", (13, 0), True),
-        ("12.1", (11, 8), False),
-        ("11.8", (11, 0), True),
-        ("10.2", (10, 1), False),  # before CUDA 11 the minor version counted
-        ("10.2", (10, 2), True),
-    ],
-)
-def test_which_drivers_run_a_build(built_for: str, driver: tuple[int, int], expected: bool) -> None:
-    assert driver_suffices(built_for, driver) is expected

@@ -33,10 +33,8 @@ IN_BOTH = (
         fires("misspelt-variable", f"did you mean {meant}?", "warning", **exporting(**{typed: "1"}))
         for typed, meant in (
             ("NCCL_SOCKET_IFNAMES", "NCCL_SOCKET_IFNAME"),
-            ("NCCL_DEBUGG", "NCCL_DEBUG"),
             ("CUDA_VISBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
             ("TORCH_NCCL_BLOKING_WAIT", "TORCH_NCCL_BLOCKING_WAIT"),
-            ("NCCL_IB_DISABLED", "NCCL_IB_DISABLE"),
             ("MASTER_ADDRESS", "MASTER_ADDR"),
         )
     ),
