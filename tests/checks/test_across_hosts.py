@@ -140,13 +140,10 @@ def test_login_node_as_rank_0() -> None:
             ("error", ("a", "b")),
             ["`net/model.py` (missing) on b"],
         ),
-        *(
-            (
-                (*same(with_sources, *"abcde", **dict.fromkeys("pqrst", "1")), *same(with_sources, *odd, **THEIRS)),
-                ("error", tuple(odd)),
-                [f"`net/r.py` and 2 more on y{more}"],
-            )
-            for odd, more in (("wxy", ""), ("wxyz", "; and on 1 more host"))
+        (
+            (*same(with_sources, *"abcde", **dict.fromkeys("pqrst", "1")), *same(with_sources, *"wxyz", **THEIRS)),
+            ("error", tuple("wxyz")),
+            ["`net/r.py` and 2 more on y; and on 1 more host"],
         ),
         (same(with_sources, "a", "b", model="1", here="2"), ("warning", ("a", "b")), [""]),  # not copied
     ],

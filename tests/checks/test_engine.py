@@ -150,7 +150,6 @@ def test_ignored_check_is_a_skip_that_says_so() -> None:
     ("code", "fix"),
     [
         ("gpu_busy", "`--ignore gpu-busy`"),
-        ("GPU-BUSY", "`--ignore gpu-busy`"),
         ("torch-mising", "`--ignore torch-missing`"),
         ("zzz", "`ddplaunch doctor --list` shows every code"),
     ],

@@ -20,9 +20,7 @@ EMPTY = healthy_nvml(gpus=())
 SLICES = tuple(MigDevice(f"MIG-{number}aaa-bbbb", "H100 MIG 1g.10gb", 10 * GIB) for number in range(2))
 SPLIT = healthy_nvml(healthy_gpu(0, mig_enabled=True, mig_devices=SLICES), healthy_gpu(1))
 CHOSEN = (Variable("CUDA_VISIBLE_DEVICES", "0,1", Source("flag", "--gpus"), "the GPUs of this launch"),)
-
 BY_ENV = (Variable("CUDA_VISIBLE_DEVICES", "2,3", Source("flag", "--env-file jobs.env"), "yours"),)
-
 HIDDEN = (dataclasses.replace(CHOSEN[0], value=""),)
 AMD, BY_HIP = healthy_nvml(cuda_driver_version=(0, 0), vendor="amd"), {"HIP_VISIBLE_DEVICES": "2,3"}
 BY_SLURM = {"CUDA_VISIBLE_DEVICES": "2,3", "SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "2,3"}

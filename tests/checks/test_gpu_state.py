@@ -31,8 +31,6 @@ def also(nvml: NvmlFacts, index: int) -> NvmlFacts:
     return dataclasses.replace(nvml, gpus=(dataclasses.replace(nvml.gpus[index], index=0), *nvml.gpus[1:]))
 
 
-HIDES_IT = {"CUDA_VISIBLE_DEVICES": "0,1"}
-
 busy = partial(fires, "gpu-busy")
 exclusive = partial(fires, "gpu-exclusive-mode")
 recovery = partial(fires, "gpu-recovery-needed")
@@ -74,7 +72,7 @@ SILENT = (
     silent("gpu-busy", "nobody can tell whose instance", launch=NO_LAUNCH, nvml=SPLIT),
     silent("gpu-busy", "not told", nvml=with_gpu(0, processes=Unavailable("NVML: Not Supported"))),
     silent("gpu-exclusive-mode", "and idle", nvml=alone()),
-    silent("gpu-lost", "hidden", nvml=with_gpu(7, fault="lost"), environment=HIDES_IT),
+    silent("gpu-lost", "hidden", nvml=with_gpu(7, fault="lost"), environment={"CUDA_VISIBLE_DEVICES": "0,1"}),
     silent("gpu-lost", "on the CPU", launch=ON_CPU, nvml=with_gpu(7, fault="lost")),
     silent("gpu-ecc-errors", "not one of ours", launch=4, nvml=with_gpu(4, ecc_uncorrected=3)),
     silent("gpu-ecc-errors", "no ECC", nvml=with_gpu(4, ecc_uncorrected=Unavailable("Not Supported"))),

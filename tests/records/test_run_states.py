@@ -79,11 +79,8 @@ def test_what_a_record_says_of_its_run(tmp_path: Path) -> None:
     scripts = [of(plan={"target": {"name": name, "args": args}}).script for name, args in targets]
     assert scripts == ["train.py", "fit()", RANK_CALL, RANK_CALL]
     job = {"SLURM_JOB_ID": "12", "SLURM_ARRAY_JOB_ID": "3"}
-    assert [of(environment=one).slurm_job for one in ({}, job, job | {"SLURM_ARRAY_TASK_ID": "0"})] == [
-        None,
-        "12",
-        "3_0",
-    ]
+    jobs = [of(environment=one).slurm_job for one in ({}, job, job | {"SLURM_ARRAY_TASK_ID": "0"})]
+    assert jobs == [None, "12", "3_0"]
     found = [_recorded(of(plan=plan)) for plan in ({"gpus": [0, "1"], "topology": {"sizes": [4, None]}}, {})]
     assert [(one["gpus"], one["sizes"]) for one in found] == [(("0", "1"), (4, 0)), (None, ())]
     commands: tuple[list[str], ...] = (["python", "-u", "t.py", "x"], ["python", "-m", "pkg.t"], ["python", "-m"], [])
