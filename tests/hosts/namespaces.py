@@ -42,7 +42,7 @@ class Node:
 
     def command(self, argv: Sequence[str], cwd: Path) -> list[str]:
         """Return the command that runs ``argv`` on this node, in ``cwd``."""
-        return [*enter(self.pid), "env", "-C", str(cwd), *argv]
+        return ["nsenter", "-t", str(self.pid), "-n", "-u", "-m", "-p", "--", "env", "-C", str(cwd), *argv]
 
     def start(self, argv: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> subprocess.Popen[str]:
         """Start ``argv`` on this node with stdout and stderr in one pipe."""
@@ -60,11 +60,6 @@ class Node:
         return subprocess.run(
             self.command(argv, cwd), env=dict(environment), capture_output=True, text=True, timeout=120, check=False
         )
-
-
-def enter(pid: int) -> list[str]:
-    """Return the words that put a command into the namespaces of process ``pid``."""
-    return ["nsenter", "-t", str(pid), "-n", "-u", "-m", "-p", "--"]
 
 
 def in_network(pid: int, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:

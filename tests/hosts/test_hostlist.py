@@ -108,7 +108,6 @@ def test_sizes(options: Options, slots: tuple[int | None, ...], processes: int |
     [
         (said("3x4"), (None, None), "hosts-not-nodes"),
         (said("4", "2:4"), (None, None), "hosts-not-nodes"),
-        (said("4", "1:2"), (None, None), "hosts-not-nodes"),
         (said("4"), (8, 2), "slots-exceeded"),
         (said(None), (8, 4, None), "slots-uneven"),
     ],

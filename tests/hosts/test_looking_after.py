@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from tests.hosts.launching import clean_environment, ddplaunch
-from tests.hosts.namespaces import Node
 from tests.ssh.lab import Lab, lab
 from tests.ssh.launched import WAIT, Launched
 
@@ -98,6 +97,9 @@ def test_a_launcher_that_was_killed_is_the_reason_and_its_hosts_still_have_the_l
     os.kill(run.launcher, signal.SIGKILL)
     run.ended()
     two.nothing_left("widowed")
+    asked = say(two, "stop", "widowed").stderr
+    assert " is gone; asking alpha0 and alpha1" in asked
+    assert asked.count("nothing of it is left") == 2
     found = say(two, "explain", "widowed", status=1).stdout
     assert found.startswith("error[launcher-lost]: the launcher on alpha2 died, and alpha0 and alpha1 ended")
     there = two.hosts[0].run(ddplaunch("explain", "widowed"), two.work, clean_environment()).stdout
@@ -106,28 +108,3 @@ def test_a_launcher_that_was_killed_is_the_reason_and_its_hosts_still_have_the_l
     assert "rank 0 step 10" in printed and "rank 1 step 10" in printed
     assert (run.record / "node-1").is_dir()  # brought, since nobody else will
     assert say(two, "explain", "widowed", status=1).stdout == found
-
-
-def to_service(made: Lab, host: Node, number: str) -> None:
-    pids = made.processes(host, "ddplaunch.cli.hosts.serve", files=["cmdline"])
-    assert host.run(["kill", number, *map(str, pids)], Path("/"), clean_environment()).returncode == 0
-
-
-def test_a_host_whose_launcher_is_gone(two: Lab) -> None:
-    """It is asked by ssh. Its service is held still, or it would end its part by itself."""
-    run_id, host = "left-alone", two.hosts[1]
-    run = Launched(two, run_id, "1", "--hosts", host.name)
-    run.ready(0, host)
-    (launcher,) = listed(two, run_id)["launcher_pids"]
-    to_service(two, host, "-STOP")
-    try:
-        two.login.run(["kill", "-KILL", str(launcher)], Path("/"), clean_environment())
-        run.ended()
-        assert listed(two, run_id)["state"] == "ended"
-        said = json.loads(say(two, "stop", run_id, "--json", "--grace", "10").stdout)
-    finally:
-        to_service(two, host, "-CONT")
-    assert said["stopped"] is True and said["other_hosts"] == []
-    ranks = [(entry["host"], entry["rank"]) for entry in said["ended"] if "rank" in str(entry["role"])]
-    assert ranks == [(host.name, 0)]
-    two.nothing_left(run_id)

@@ -47,9 +47,8 @@ def ending(state: str, reason: str = "None", restarts: int = 0, end_s: float = N
 def test_each_end_has_its_words(said: str, code: str, what: str) -> None:
     found = diagnosis("25", parse_job(said), grace_s=30, now_s=NOW_S)
     assert found is not None and found.code == code and what in found.what
-    assert (found.evidence[0].file, found.evidence[0].line) == ("scontrol show job 25", 0) and "{" not in "".join(
-        found.fixes
-    )
+    assert (found.evidence[0].file, found.evidence[0].line) == ("scontrol show job 25", 0)
+    assert "{" not in "".join(found.fixes)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ class Became(NamedTuple):
 
     path: str
     argv: list[str]
-    environ: Mapping[str, str]
 
 
 def run_in(environ: dict[str, str], call: Call, monkeypatch: pytest.MonkeyPatch, *words: str) -> Said | Became:
@@ -38,7 +37,7 @@ def run_in(environ: dict[str, str], call: Call, monkeypatch: pytest.MonkeyPatch,
     caught: list[Became] = []
 
     def keep(path: str, argv: list[str], environ: Mapping[str, str]) -> None:
-        caught.append(Became(path, argv, environ))
+        caught.append(Became(path, argv))
         raise KeyboardInterrupt  # ends the command, as becoming another program does
 
     monkeypatch.setattr(os, "execve", keep)
