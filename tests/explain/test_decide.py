@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.explain.decide.work import Work, said_done, says_failed, telling
+from ddplaunch.explain.decide.work import Work, says_failed, telling
 from ddplaunch.explain.diagnosis import RunFacts
 from ddplaunch.explain.read.scan import scan
 from ddplaunch.ui.explain_view import explanation_text
@@ -22,20 +22,6 @@ from tests.explain.logs import (
     recorded,
     told,
 )
-
-WATCHDOG = (
-    "[rank{rank}]:[E1102 04:26:10.044118200 ProcessGroupNCCL.cpp:685] [Rank {rank}] Watchdog caught collective "
-    "operation timeout: WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn={numel}, NumelOut={numel}, Timeout(ms)=600000) ran "
-    "for 600031 milliseconds before timing out.\n"
-)
-
-
-def watchdog(rank: int, seq: int = 1644, op: str = "ALLREDUCE", numel: int = 4096) -> str:
-    return WATCHDOG.format(rank=rank, seq=seq, op=op, numel=numel)
-
-
-ALL_STEPS = "".join(f"step {step}/50 loss 0.5\n" for step in range(1, 51))
-
 
 GIT = "CalledProcessError: Command '['git', 'rev-parse', 'HEAD']' returned non-zero exit status 128."
 LEFT = "RuntimeError: DataLoader worker (pid(s) 4142) exited unexpectedly"
@@ -70,20 +56,6 @@ def test_a_data_loader_that_lost_a_worker_says_so_whatever_it_noticed_first(noti
     found = recorded(("", told(0)), (text, ended(1, 1)))
     assert (found.code, found.rank) == ("script-exception", 1)
     assert "DataLoader worker (pid(s) 4142) exited unexpectedly" in found.what
-
-
-def test_a_training_whose_log_just_stops_has_not_failed_there() -> None:
-    going = "".join(f"step {step}/5000 loss 0.5\n" for step in range(100, 120))
-    bars = "".join(f" {step // 50}%|#  | {step}/5000 [00:09<41:00, 1.9it/s]\n" for step in range(100, 120))
-    dicts = "".join(f"{{'loss': 1.4, 'epoch': 0.{step}}}\n" for step in range(10, 40))
-    for text in (going, bars, dicts):
-        assert explained(text).diagnosis is None, text
-    assert explained(going).stops_at == "step 119/5000 loss 0.5"
-    assert explained(ALL_STEPS).stops_at == ""
-    assert diagnosed(going + lost(0)).code == "unknown", "a rank that complains is no running training"
-    assert explained("".join(going.splitlines(True)[:2])).diagnosis is None
-    assert diagnosed("".join(bars.splitlines(True)[:2])).code == "unknown", "a bar is drawn many times a second"
-    assert diagnosed(going.splitlines()[0]).code == "unknown"
 
 
 def test_the_source_below_a_warning_is_no_last_word() -> None:
@@ -126,17 +98,6 @@ def test_the_collective_that_the_line_calls_is_named_and_not_one_that_it_goes_th
     assert found.what.startswith("rank 1 did not come to broadcast_object_list; ")
 
 
-def test_epochs_that_count_from_zero_are_complete_with_the_last_one() -> None:
-    text = "".join(f"Epoch [{epoch}/6] loss 0.{9 - epoch}\n" for epoch in range(6))
-    assert explained(text).diagnosis is None
-    assert explained(text).stops_at == ""
-    assert explained(text.rpartition("Epoch")[0]).stops_at == "Epoch [4/6] loss 0.5"
-    bars = "0%| | 0/3 [00:00<?]\n 33%|# | 1/3 [00:01<?]\n 66%|## | 2/3 [00:02<?]\n"
-    assert (
-        explained(bars).stops_at.startswith("66%") and diagnosed("".join(bars.splitlines(True)[:2])).code == "unknown"
-    )
-
-
 def test_a_fault_of_a_gpu_names_what_the_driver_reported() -> None:
     error = raised(1, "RuntimeError: CUDA error: unspecified launch failure")
     xid = "NVRM: Xid (PCI:0000:41:00): 109, pid=3378, name=python, Ch 00000028, errorString CTX SWITCH TIMEOUT, Info"
@@ -159,25 +120,3 @@ def test_the_record_says_whether_a_run_failed() -> None:
     for state, text in (("failed", "done\n"), ("succeeded", failed(1, 0, 10))):
         scanned = scan(lines_of(text))
         assert says_failed(scanned, Work(scanned.lines), RunFacts(state=state)) is (state == "failed")
-
-
-def test_what_follows_a_line_is_counted_as_far_as_a_rule_asks() -> None:
-    lines = lines_of("step 0\n" + "step 1\nwords\n\n  source\nloss 2\n" * 3 + "step 2\nstep 3\nstep 4\nstep 5\n")
-    work = Work(lines)
-    assert [work.reported_after(lines[at]) for at in (-2, -3, -6, 0)] == [(0, 0), (1, 1), (4, 4), (4, 4)]
-    assert [work.said_between(lines[1], until) for until in (2, 3, 4, 6, 7, 9)] == [0, 1, 1, 2, 3, 3]
-
-
-@pytest.mark.parametrize(
-    ("texts", "last", "done", "once"),
-    [
-        (["saved 1", "saved 2"], 1, True, True),
-        (["saved 1", "saved 2", "saved 3"], 3, True, False),
-        (["saved 1", "words"], 1, False, False),
-        (["saved 1", "words"], 2, True, True),
-        ([f"100%|#| {number} saved" for number in range(3)], 3, True, True),
-    ],
-)
-def test_what_says_that_the_work_is_done(texts: list[str], last: int, done: bool, once: bool) -> None:
-    lines = lines_of("\n".join(texts))
-    assert (said_done(lines, last), said_done(lines, last, once=True)) == (done, once)

@@ -1,10 +1,10 @@
-"""Which exit counts where no line explains one, and which of the rank's last lines are its reason."""
+"""Which of a rank's last lines are the reason of an exit that no line explains."""
 
 from __future__ import annotations
 
 import pytest
 
-from ddplaunch.explain.decide.choose import BareExit, code_with_words, unexplained, with_last_words
+from ddplaunch.explain.decide.choose import BareExit, with_last_words
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.prefixes import NOBODY, Speaker
 from ddplaunch.explain.read.trailer import RankExit
@@ -13,17 +13,11 @@ from tests.explain.logs import ended, lost, raised, recorded, told
 ERROR = "error: no quota left"
 
 
-def an_exit(
-    code: int = 1, rank: int | None = 1, at: int = 90, *, seen: bool = True, by_agent: bool = False
-) -> RankExit:
-    return RankExit(code, Line(at, "outcome.json", 0, "", NOBODY), rank, by_agent=by_agent, seen=seen)
-
-
 def said(texts: list[str], code: int = 1, seen: bool = True, complains: bool = False, file: str = "rank-1.err") -> str:
     """Return the lines that are quoted, behind `+` if they are a reason."""
     lines = [Line(at, file, at + 1, text, Speaker(1)) for at, text in enumerate(texts)]
-    exit_without_reason = BareExit("unknown", an_exit(code, at=8 if seen else 40, seen=seen))
-    spoken = with_last_words(exit_without_reason, lines, complains)
+    rank_exit = RankExit(code, Line(8 if seen else 40, "outcome.json", 0, "", NOBODY), 1, seen=seen)
+    spoken = with_last_words(BareExit("unknown", rank_exit), lines, complains)
     return "+" * spoken.gives_reason + " / ".join(line.text for line in spoken.said)
 
 
@@ -68,50 +62,6 @@ def test_last_words_count_less_where_there_is_no_record_or_another_rank_is_lost(
     assert said(["bye", ERROR], seen=False) == f"+{ERROR}"
     assert said(["bye", *["x"] * 39, ERROR, "later"], seen=False) == "x", "only what stands above its report"
     assert said([ERROR, *["x y"] * 10, ERROR]).startswith(f"+{ERROR}"), "the guard reports when all was read"
-
-
-def test_stderr_counts_before_stdout_and_lines_that_no_rank_signs_only_as_a_reason() -> None:
-    texts = (("rank-1.err", "oops it", 1), ("rank-1.out", ERROR, 1), ("rank-0.err", "fatal: x", 0))
-    lines = [Line(at, file, 1, text, Speaker(rank)) for at, (file, text, rank) in enumerate(texts)]
-    bare = BareExit("unknown", an_exit(code=2))
-    assert [line.text for line in with_last_words(bare, lines, False).said] == ["oops it"]
-    for file, unsigned in (("launcher.err", "config: bad"), ("launcher.err", "words"), ("train.log", "config: bad")):
-        line = Line(5, file, 1, unsigned, NOBODY)
-        spoken = with_last_words(bare, [lines[2], line], False)
-        assert (spoken.said, spoken.gives_reason) == ((line,) if "bad" in unsigned else (), False)
-
-
-def test_the_most_telling_exit_is_a_crash_then_of_who_does_not_complain_then_the_first() -> None:
-    def first(*exits: RankExit, complaining: tuple[int, ...] = (), ends: dict[int | None, float] | None = None) -> str:
-        chosen = unexplained(exits, ends or {}, frozenset(complaining))
-        return f"{chosen.code} {chosen.exit.rank}" if chosen else ""
-
-    plain, other, killed = an_exit(1, 0, 5), an_exit(1, 2, 6), an_exit(-9, 3, 9)
-    assert first(plain, other, killed, an_exit(-6, 4, 1)) == "killed 3"
-    assert first(killed, an_exit(-11, 5, 10)) == "segmentation-fault 5"
-    assert first(an_exit(-6, 4, 1), other) == "unknown 2"
-    assert first(an_exit(137, 4, 1), an_exit(-15, 6)) == "terminated 6", "a status that the guard saw is no signal"
-    assert first(an_exit(137, 4, 1, seen=False), an_exit(-15, 6)) == "killed 4"
-    assert (first(plain, other), first(plain, other, complaining=(0,))) == ("unknown 0", "unknown 2")
-    assert first(plain, other, ends={2: 3.0}) == "unknown 2", "a time before none"
-    assert first(plain, other, ends={2: 3.0, 0: 2.0}) == "unknown 0"
-    assert first(an_exit(-9, 0, by_agent=True)) == ""
-
-
-@pytest.mark.parametrize(
-    ("status", "seen", "reason", "code"),
-    [
-        (1, True, True, "script-exception"),
-        (126, True, True, "permission-denied"),
-        (127, True, True, "script-not-found"),
-        (127, True, False, "unknown"),
-        (127, False, True, "unknown"),
-        (-6, True, True, "unknown"),
-        (0, True, True, "unknown"),
-    ],
-)
-def test_a_reason_and_a_status_say_more_than_the_status(status: int, seen: bool, reason: bool, code: str) -> None:
-    assert code_with_words(BareExit("unknown", an_exit(status, seen=seen), gives_reason=reason)) == code
 
 
 LATE = "torch.distributed.DistNetworkError: The client socket has timed out after 6000ms while connecting to (a, 1)."
