@@ -38,16 +38,6 @@ def test_the_users_calls_have_their_source_and_libraries_are_counted() -> None:
     )
 
 
-def test_ranks_that_speak_in_turns_are_kept_apart() -> None:
-    ones, twos = raised(1, "ValueError: one").splitlines(), raised(2, "KeyError: 'two'").splitlines()
-    mixed = "\n".join(line for pair in zip(ones, twos, strict=True) for line in pair)
-    found = tracebacks(mixed)
-    assert [(each.speaker.rank, each.root.raised.type, each.root.raised.message) for each in found] == [
-        (1, "ValueError", "one"),
-        (2, "KeyError", "'two'"),
-    ]
-
-
 def test_a_cache_miss_is_not_the_cause_but_a_cause_is() -> None:
     during = "\nDuring handling of the above exception, another exception occurred:\n\n"
     missed = raised(None, "KeyError: 'a.nc'") + during + raised(None, "PermissionError: [Errno 13] denied: 'a.nc'")
@@ -138,16 +128,6 @@ def test_what_the_interpreter_ignores_is_marked() -> None:
     assert not tracebacks(raised(None, "OSError: once") + "ERROR: skipping is no option\n")[0].logged
     plain = tracebacks("INFO: step 3\n" + lost(0))[0]
     assert not (plain.handled or plain.logged or plain.side)
-
-
-def test_a_traceback_without_its_exception_is_known_as_cut() -> None:
-    texts = {raised(None, "KeyError: 'a'"): 0, raised(None, ""): 1, raised(1, "") + raised(2, "OSError"): 1}
-    for text, cut in texts.items():
-        collector = Tracebacks()
-        for line in lines_of(text):
-            collector.feed(line)
-        collector.finish()
-        assert len(collector.cut) == cut, text
 
 
 def test_a_message_that_begins_with_an_empty_line_is_the_next_one() -> None:
