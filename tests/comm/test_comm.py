@@ -119,12 +119,6 @@ def test_ranks_on_cpus_measure_what_else_runs_there() -> None:
         assert named(outcome_of(3, lambda hosts: SLOW if hosts == {"b"} else FINE, backend)) == expected
 
 
-def test_numbers_are_said_in_units() -> None:
-    rates = [rate_text(rate) for rate in (1.175e9, 1.25e6, 2e4, 3.0)]
-    assert rates == ["9.4 Gbit/s", "10 Mbit/s", "160 kbit/s", "24 bit/s"]
-    assert [time_text(time) for time in (85.4, 1234.0, 2.2e6)] == ["85 us", "1.2 ms", "2.2 s"]
-
-
 def mixed(hosts: int) -> Comm:
     """Return what comes of a cut-off host and a slow one."""
 
@@ -146,7 +140,10 @@ def test_table(golden: Golden, width: int) -> None:
     golden(f"comm-6-{width}", "\n".join(lines) + "\n")
 
 
-def test_findings(golden: Golden) -> None:
+def test_findings_and_their_units(golden: Golden) -> None:
+    rates = [rate_text(rate) for rate in (1.175e9, 1.25e6, 2e4, 3.0)]
+    assert rates == ["9.4 Gbit/s", "10 Mbit/s", "160 kbit/s", "24 bit/s"]
+    assert [time_text(time) for time in (85.4, 1234.0, 2.2e6)] == ["85 us", "1.2 ms", "2.2 s"]
     two = outcome_of(2, lambda group: None)
     all_findings = [*findings(mixed(6)), *findings(Comm(failure=REFUSED)), *findings(two)]
     golden("comm-findings-80", findings_text(all_findings, Terminal(80)))

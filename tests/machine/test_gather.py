@@ -37,6 +37,9 @@ def test_this_machine_has_facts(facts: Facts) -> None:
         value = getattr(facts, each.name)
         assert not (isinstance(value, Unavailable) and value.reason.startswith("probe failed")), (each.name, value)
     assert facts.environment == {"RANK": "0", "HF_TOKEN": "***"}
+    # what matters to a launch is kept
+    kept = ["CUDA_VISIBLE_DEVICES", "PET_NNODES", "SLURM_JOB_ID"]
+    assert list(software.probe_environment(dict.fromkeys(["EDITOR", *reversed(kept), "AWS_REGION"], "1"))) == kept
 
 
 def test_paths_and_a_local_master(tmp_path: Path) -> None:
@@ -71,11 +74,6 @@ def test_nothing_slow_is_imported() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert run.stdout.strip() == "[]"
-
-
-def test_environment_keeps_what_matters_to_a_launch() -> None:
-    kept = ["CUDA_VISIBLE_DEVICES", "PET_NNODES", "SLURM_JOB_ID"]
-    assert list(software.probe_environment(dict.fromkeys(["EDITOR", *reversed(kept), "AWS_REGION"], "1"))) == kept
 
 
 @pytest.mark.parametrize(

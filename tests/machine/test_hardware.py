@@ -46,6 +46,7 @@ def v1(root: Path, controller: str, files: dict[str, str], inside: str = "/") ->
     [
         ({"job/step/cpu.max": "max 100000\n", "job/cpu.max": "150000 100000\n"}, 1.5),  # the tightest level
         ({"job/step/cpu.max": "max 100000\n"}, None),
+        ({"job/cpu.max": "50000 100000\n"}, 0.5),
     ],
 )
 def test_v2_cpu(tmp_path: Path, files: dict[str, str], quota: float | None) -> None:

@@ -98,13 +98,6 @@ def test_what_cannot_be_known_stays_and_is_said_at_its_line(script: str, line: i
     assert site.line == line and site.said.unknown[0].why
 
 
-def test_what_no_grammar_takes_is_said_once_where_it_stays() -> None:
-    data = b"if then fi ((( torchrun a.py\n}}}\ntorchrun b.py\n"
-    sites = sites_of(data)
-    assert changed(data, sites).endswith(b"ddplaunch run 1 -- b.py\n")
-    assert [site.line for site in sites if not site.replacement] == [1]
-
-
 @pytest.mark.parametrize(
     ("text", "lines"),
     [
@@ -118,7 +111,11 @@ def test_where_a_script_is_no_whole_commands_is_said(text: str, lines: str | Non
     assert said == ([] if lines is None else [f"what {lines}"])
 
 
-def test_what_is_no_launch_is_left_alone_and_scripts_nest_and_grow() -> None:
+def test_what_is_no_launch_is_left_alone_what_no_grammar_takes_is_said_once_and_scripts_nest() -> None:
+    data = b"if then fi ((( torchrun a.py\n}}}\ntorchrun b.py\n"
+    sites = sites_of(data)
+    assert changed(data, sites).endswith(b"ddplaunch run 1 -- b.py\n")
+    assert [site.line for site in sites if not site.replacement] == [1]
     for script in ("", "echo torchrun t.py\n", "# torchrun t.py\n", "\xff\n"):
         assert sites_of(script.encode()) == []
     for data in (b"$(" * 5_000, b"( " * 5_000 + b"torchrun t.py", b'"${' * 5_000, b"{\n" * 5_000):

@@ -63,6 +63,7 @@ AS_IT_IS = "nothing is decided"
         ({"max_restarts": 3}, {}, STORE, "1"),
         ({"max_restarts": 0}, {}, STORE, AS_IT_IS),
         ({}, {"environ": {"NCCL_DEBUG": "INFO"}}, "NCCL_DEBUG", "INFO"),
+        ({}, {"environ": {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}}, "TORCH_NCCL_DUMP_ON_TIMEOUT", "0"),
         ({"nccl_debug": "TRACE"}, {"environ": {"NCCL_DEBUG": "INFO"}}, "NCCL_DEBUG", "TRACE"),
         ({"nccl_debug": "TRACE"}, {"pairs": (("NCCL_DEBUG", "WARN", BY_ENV),)}, "NCCL_DEBUG", "WARN"),
         ({"socket_ifname": "=eth0"}, {}, "GLOO_SOCKET_IFNAME", "eth0"),

@@ -137,6 +137,7 @@ PARTLY = machine(gpu(0), gpu(1, fault="GPU is lost"), gpu(2, compute_mode="prohi
         ("free:1", BOTH, {}, "0"),
         ("free:1", machine(SPLIT), {"held": ("MIG-a1",)}, "MIG-b2"),
         ("free:2", USED, {}, "1,2"),  # little memory first, in the order of PCI
+        ("free:4", USED, {}, "0,1,2,3"),
         ("free", USED, {"wanted": 1}, "1"),
         ("free:1", PARTLY, {"held": ("GPU-00aa-0",)}, "3"),
     ],
@@ -189,6 +190,7 @@ SLURM = {"SLURM_JOB_ID": "7", "CUDA_VISIBLE_DEVICES": "2,3", "SLURM_STEP_GPUS": 
         ({**SLURM, "CUDA_VISIBLE_DEVICES": "3"}, (), "3", "the shell's environment"),  # the batch script narrowed it
         (SLURM, (("CUDA_VISIBLE_DEVICES", "2", Source("flag", "--env")),), "2", "`--env`"),
         ({}, (("CUDA_VISIBLE_DEVICES", "2", Source("profile", "ddplaunch.toml")),), "2", "ddplaunch.toml"),
+        ({}, (("CUDA_VISIBLE_DEVICES", "2", Source("Slurm", "this task's own GPUs")),), "2", "Slurm"),
     ],
 )
 def test_who_set_the_variable_is_known(

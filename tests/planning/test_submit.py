@@ -81,6 +81,9 @@ def test_every_option_has_its_place_in_the_script(call: Call, folder: Path, gold
     said = call("submit", "4", "--dry-run", "--", "train.py")
     assert said.status == 0
     golden("submit-short", said.out)
+    # directives are quoted only where Slurm needs it
+    assert directive_text("-Ch100&nvlink") == '-C"h100&nvlink"'
+    assert "\n" not in directive_text("--comment=a\nrm -rf ~")
 
 
 def test_the_script_is_shell_and_hands_every_argument_on(call: Call, tmp_path: Path, programs: Programs) -> None:
@@ -229,6 +232,7 @@ def test_the_state_of_a_job_is_read_past_a_directory_that_looks_like_one() -> No
 @pytest.mark.parametrize(
     ("reason", "why", "cured"),
     [
+        ("PartitionNodeLimit", "fewer nodes", False),
         ("AssocMaxGRESPerJob", "the limit of GPUs for one job or node, of the account or QOS, is lower", False),
         ("QOSMaxNodePerJobLimit", "the limit of nodes for one job, of the account or QOS, is lower", False),
         ("QOSMaxJobsPerUserLimit", "it starts when other jobs end", True),
@@ -265,8 +269,3 @@ def test_time_limits_in_slurms_spellings(text: str, seconds: int) -> None:
 )
 def test_job_names_are_what_every_cluster_takes(text: str, name: str) -> None:
     assert job_name(text) == name
-
-
-def test_directives_are_quoted_only_where_slurm_needs_it() -> None:
-    assert directive_text("-Ch100&nvlink") == '-C"h100&nvlink"'
-    assert "\n" not in directive_text("--comment=a\nrm -rf ~")

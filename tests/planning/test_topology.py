@@ -49,12 +49,15 @@ def test_nproc_is_read_in_all_its_forms(text: str, nodes: int | None, processes:
     assert nodes is None or said(nproc=text, nnodes=str(nodes)) == options, "they may agree"
 
 
-def test_one_node_leaves_the_port_to_c10d() -> None:
+def test_one_node_leaves_the_port_to_c10d_and_modules_and_executables_have_their_option() -> None:
     assert tuple(argv(said(nproc="4"))) == words_of(
         "python -m torch.distributed.run --nnodes=1 --nproc-per-node=4 --rdzv-backend=c10d "
         "--rdzv-endpoint=localhost:0 --rdzv-id=run-1 --rdzv-conf=is_host=1 --local-addr=localhost "
         "--max-restarts=0 -- train.py --r=16 -- --help"
     )
+    assert argv(said(), target=Target("module", "pkg.train", ("-x",)))[-4:] == ["--module", "--", "pkg.train", "-x"]
+    assert argv(said(), target=Target("executable", "/bin/true"))[-3:] == ["--no-python", "--", "/bin/true"]
+    assert argv(said(node_rank=0), target=None)[-1] == "--max-restarts=0"
 
 
 @pytest.mark.parametrize(
@@ -86,12 +89,6 @@ def test_a_rendezvous_setting_of_the_users_keeps_ours(extra: tuple[str, ...]) ->
     assert "--tee=3" in words and "timeout=900" not in words
 
 
-def test_modules_and_executables_have_their_torchrun_option() -> None:
-    assert argv(said(), target=Target("module", "pkg.train", ("-x",)))[-4:] == ["--module", "--", "pkg.train", "-x"]
-    assert argv(said(), target=Target("executable", "/bin/true"))[-3:] == ["--no-python", "--", "/bin/true"]
-    assert argv(said(node_rank=0), target=None)[-1] == "--max-restarts=0"
-
-
 def test_every_node_derives_the_same_rendezvous_id_and_another_command_another_one() -> None:
     first = topology(said(nnodes="2", node_rank=0, master_addr="a"))
     second = topology(said(nnodes="2", node_rank=1, master_addr="a"))
@@ -103,7 +100,7 @@ def test_every_node_derives_the_same_rendezvous_id_and_another_command_another_o
 TWO = {"nnodes": "2", "master_addr": "a"}
 
 
-def test_ports_at_the_ends_of_their_range() -> None:
+def test_ports_at_the_ends_of_their_range_and_what_guides_tell_people_to_export() -> None:
     for port, expected in ((65535, 65535), (0, 29500), (None, 29500)):
         options = said(**TWO, node_rank=0, **({} if port is None else {"master_port": port}))
         found = topology(options).master_port
@@ -112,14 +109,11 @@ def test_ports_at_the_ends_of_their_range() -> None:
     assert topology(said(), {"MASTER_PORT": "65535"}).master_port == Resolved(
         65535, Source("environment", "MASTER_PORT")
     )
-
-
-def test_what_guides_tell_people_to_export_counts() -> None:
     exported = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29502", "NODE_RANK": "1"}
-    found = topology(said(nnodes="2"), exported)
-    assert found.master_addr == Resolved("10.0.0.1", Source("environment", "MASTER_ADDR"))
-    assert found.master_port is not None and found.master_port.value == 29502
-    assert found.node_rank is not None and found.node_rank.value == 1
+    exported_to = topology(said(nnodes="2"), exported)
+    assert exported_to.master_addr == Resolved("10.0.0.1", Source("environment", "MASTER_ADDR"))
+    assert exported_to.master_port is not None and exported_to.master_port.value == 29502
+    assert exported_to.node_rank is not None and exported_to.node_rank.value == 1
     for name, message in (("NODE_RANK", "node rank 70000 of 2 nodes"), ("MASTER_PORT", "port 70000 does not exist")):
         with pytest.raises(UsageError, match=message):
             topology(said(nnodes="2"), exported | {name: "70000"})

@@ -38,17 +38,14 @@ LEAST = Sample("\udcff", Unavailable("NVML: Unknown"), None)
 FULL = Sample("n", 3, 7, 0.5, 2.0, (1, "x"), (1.0, 2.5), frozenset("ba"), {"k": 1}, Colour.BLUE, "b", [{"x": None}])
 
 
-def test_what_is_written_is_read() -> None:
+def test_what_is_written_is_read_also_by_newer_and_older_versions() -> None:
     for one in (LEAST, FULL):
         assert to_json(one).isascii() and from_json(to_json(one), Sample) == one
     data = json.loads(to_json(FULL))
     assert data["schema"] == 1 and data["names"] == ["a", "b"] and data["colour"] == "blue" and data["size"] == 2
     assert plain({1: (LEAST.fact,), "type": Sample}) == {"1": [{"unavailable": "NVML: Unknown"}], "type": Sample}
     assert from_toml("a = 1") == {"a": 1}
-
-
-def test_newer_and_older_versions() -> None:
-    """Of a newer one come fields that are not known here; an older one lacks some."""
+    # of a newer version come fields that are not known here; an older one lacks some
     found = from_json('{"schema": 2, "name": "n", "future": [1]}', Sample)
     assert found == replace(LEAST, name="n", fact=Unavailable("this host's ddplaunch does not report it"))
     whole = from_plain({**plain(FULL), "size": 2, "rate": 1, "fact": None}, Sample)

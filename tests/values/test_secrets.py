@@ -41,6 +41,7 @@ POSITIVES = [
     ("--env DB_PW={}", "x"),
     ("--env=WANDB_API_KEY={}", "x=y"),
     ("+trainer.logger.api_key={}", "x"),
+    ("++secrets.pin={}", "4711"),
     ("https://{}@example.org/a", "lovelace1815"),
     ("postgres://ada:{}@db:5432/runs", "love@lace"),
     ("redis://:{}@cache:6379/0", "1815"),
