@@ -69,8 +69,8 @@ def test_a_run_is_its_launcher_and_what_that_started() -> None:
     renamed = process(22, parent=10, environment={})  # setproctitle writes over the environment
     forked = process(23, parent=10, command=TORCHRUN, environment=OURS)  # a rank that has the launcher's command line
     # what waits to become a rank is none
-    spare = process(24, parent=10, session=10, name="ddplaunch-warm", environment={})
-    hidden = process(25, parent=10, session=10, name="ddplaunch-warm", command=TORCHRUN, environment=OURS)
+    spare = process(24, parent=10, name="ddplaunch-warm", environment={})
+    hidden = process(25, parent=10, name="ddplaunch-warm", command=TORCHRUN, environment=OURS)
     seen = table(LAUNCHER, GUARD, RANK, LOADER, renamed, forked, spare, hidden, shell, process(31, parent=30))
     (run,) = runs_in(seen)
     assert run == RunProcesses("r", 7, (LAUNCHER,), (RANK, renamed, forked), (LOADER, spare, hidden), (GUARD,))
