@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 from ddplaunch.explain.decide.fate import RULES
-from ddplaunch.explain.diagnosis import LogSource
+from ddplaunch.explain.diagnosis import Evidence, Explanation, LogSource
 from ddplaunch.explain.explain_logs import explain_texts
 from ddplaunch.explain.signatures import Signature, Tier
-from ddplaunch.ui.explain_view import code_text
+from ddplaunch.ui.explain_view import code_text, explanation_text
 from ddplaunch.ui.terminal import Terminal
 from tests.cli.cli_calls import Call, call, folder  # noqa: F401 - fixtures
 from tests.explain.logs import diagnosed, ended, explained, failed, raised, recorded, told
@@ -75,6 +76,13 @@ def test_sizes_have_units_and_boxes_are_left_out() -> None:
     boxed = "╭─ Error ───────╮\n│ No such option: --lrr (Possible options: --lr)     │\n╰───────╯\n"
     found = recorded((f"Usage: train.py [OPTIONS]\n{boxed}", ended(0, 2)))
     assert found.what.endswith("No such option: --lrr (Possible options: --lr)")
+
+
+def test_only_the_files_of_a_record_are_shown_below_its_directory() -> None:
+    evidence = (Evidence("/home/kim/train.py", 3, "step()"), Evidence("node-0/rank-0.err", 4, "KeyError: 1"))
+    found = Explanation(replace(diagnosed(raised(0, "KeyError: 1")), evidence=evidence))
+    shown = explanation_text(found, "a run", Terminal(80), "runs/7")
+    assert "evidence: /home/kim/train.py:3: step()" in shown and "runs/7/node-0/rank-0.err:4: KeyError" in shown
 
 
 def test_why_shows_what_each_stage_decided_and_the_answer_stays() -> None:
