@@ -152,28 +152,11 @@ def test_words_for_a_message_are_found_by_it() -> None:
         assert same is words and known >= set().union(*map(fields, words.fixes)), words.name
 
 
-def test_some_lines_of_every_family_are_won_and_some_are_not() -> None:
-    for family, of_family in lines().items():
-        codes = [winner(line) for line in of_family]
-        assert None in codes and len(set(codes)) > 2, family
-
-
 @pytest.mark.slow
 def test_no_line_is_skipped_that_a_signature_matches() -> None:
     for text in dict.fromkeys(all_lines()):
         found = [each for each in all_signatures() if matched(each, text) is not None]
         assert shown(text) == sorted(found, key=lambda each: each.tier), text
-
-
-def test_memory_is_measured() -> None:
-    line = (
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.42 GiB. GPU 1 has a total capacity of 39.38 "
-        "GiB of which 411.56 MiB is free. Including non-PyTorch memory, this process has 38.51 GiB memory in use."
-    )
-    signature, *_ = shown(line)
-    match = matched(signature, line)
-    assert match is not None
-    assert signature.what.format(**match.groupdict()) == "GPU 1 is full: 9.42 GiB wanted, 411.56 MiB of 39.38 GiB free"
 
 
 @pytest.mark.parametrize(
@@ -189,9 +172,3 @@ def test_memory_is_measured() -> None:
 )
 def test_texts_that_a_pattern_needs(pattern: str, needed: tuple[str, ...]) -> None:
     assert needed_texts(pattern) == needed
-
-
-def test_the_late_rank_is_named() -> None:
-    line = "RuntimeError: [Rank 0]: Ranks 1 failed to pass monitoredBarrier in 8000 ms"
-    (match,) = [match for each in all_signatures() if (match := matched(each, line))]
-    assert match["culprit"] == "1"
