@@ -28,14 +28,7 @@ def first_fix(argv: str, error: str, **numbers: int) -> str:
     ("wanted", "free", "used", "what", "fix", "not_said"),
     [
         ("200.00 GiB", "78.66 GiB", "518.00 MiB", "GPU 0 has 79.18 GiB in all", "shapes in the line", "nvidia-smi"),
-        (
-            "4.00 GiB",
-            "2.57 GiB",
-            "76.60 GiB",
-            "4.00 GiB wanted, 2.57 GiB of 79.18 GiB free",
-            "half the batch",
-            "nvidia-smi",
-        ),
+        ("4.00 GiB", "2.57 GiB", "76.60 GiB", "wanted, 2.57 GiB of 79.18 GiB", "half the batch", "nvidia-smi"),
         ("4.00 GiB", "2.57 GiB", "16.10 GiB", "free, 61 GiB with other processes", "`nvidia-smi`", "if that is"),
     ],
 )
