@@ -36,8 +36,8 @@ Step = Sequence[Event]
 class Averaged:
     """The gradients of one step as ``factor`` times the mean over ranks of the ranks' own gradients, None if not.
 
-    ``unequal`` are the parameters whose gradients still differ between ranks when the
-    optimizer takes them. ``clipped_before`` is True if the script clipped gradients that differed between ranks.
+    ``unequal`` are the parameters whose gradients still differ between ranks when the optimizer takes them.
+    ``clipped_before`` is True if the script clipped gradients that differed between ranks.
     """
 
     factor: float | None

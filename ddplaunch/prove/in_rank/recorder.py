@@ -282,10 +282,8 @@ class Recorder:
             "evaluates": self._evaluations > evaluations,
             "looped": self._may_end(),
         }
-        # half of the steps are for what follows the first epoch
-        enough = (
-            self._made - steps >= max(1, (self._most_steps + 1) // 2 - steps) if one["trains"] else one["given"] >= 4
-        )
+        least = max(1, (self._most_steps + 1) // 2 - steps)  # half of the steps are for what follows the first epoch
+        enough = self._made - steps >= least if one["trains"] else one["given"] >= 4
         if enough and one["looped"]:
             self._over(iterator)
             raise StopIteration
