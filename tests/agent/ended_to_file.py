@@ -1,15 +1,18 @@
 """Stands in for ``ddplaunch.agent.end.conclude`` in tests of the guard: writes down what the guard saw.
 
 ``GUARD_TEST_HANGS`` names a file of the record that opens after ``GUARD_TEST_HANGS_S`` seconds, by default never, as if
-its disk were gone. ``GUARD_TEST_LONGER_S`` is how long after the grace a torchrun that hears no SIGTERM is killed.
+its disk were gone. ``GUARD_TEST_LONGER_S`` is how long after the grace a torchrun that hears no SIGTERM is killed. A
+guard with ``GUARD_TEST_STOPS`` stops before it looks who launched it.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
     from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
@@ -39,6 +42,15 @@ if _LONGER_S is not None:
     from ddplaunch.agent.guard import guard
 
     guard._LONGER_S = float(_LONGER_S)
+if "GUARD_TEST_STOPS" in os.environ:
+    from ddplaunch.agent.guard import guard
+
+    class StopsFirst(guard.GuardedRun):
+        def __init__(self, channel: socket.socket, settings: Settings) -> None:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            super().__init__(channel, settings)
+
+    guard.GuardedRun = StopsFirst  # type: ignore[misc]
 
 
 def conclude(settings: Settings, ended: EndedRun, say: Callable[[str], None], hear: Callable[[float], None]) -> int:

@@ -81,6 +81,7 @@ SAID = ("failed", "its own words", False)  # state, error, whether it died witho
     ("mode", "status", "seen"),
     [
         ("speaks", 0, (*SAID, signal.SIGTERM, None)),
+        ("speaks-early", 0, (*SAID, signal.SIGTERM, None)),
         ("hurries", -signal.SIGKILL, (*SAID, signal.SIGINT, None)),
         ("limited", -signal.SIGTERM, ("error", "", True, None, "time-limit")),
         ("deaf", -signal.SIGKILL, ("error", "", True, None, "time-limit")),
@@ -91,15 +92,19 @@ def test_what_torchrun_said_last_counts_though_its_death_is_seen_first(
 ) -> None:
     """Its guard waits for no reader of the console, once torchrun is gone or a person hurries; a deaf one is killed."""
     monkeypatch.setenv("GUARD_TEST_LONGER_S", "0")
+    if mode == "speaks-early":
+        monkeypatch.setenv("GUARD_TEST_STOPS", "before it knows its launcher")
     loud = "while True: print('z' * 99)"
     has_limit = mode in ("deaf", "limited")
-    with launched(tmp_path, mode, "import time; time.sleep(300)" if has_limit else loud) as launcher:
+    with launched(
+        tmp_path, mode.removesuffix("-early"), "import time; time.sleep(300)" if has_limit else loud
+    ) as launcher:
         pids = pids_of(launcher)
         left = [pids["guard"], *pids["ranks"]]
         try:
             if not has_limit:
                 until(lambda: at_rest(pids["ranks"][0]), "more than the console takes waits for the guard")
-                assert launcher.poll() is None or launcher.wait(PATIENCE_S) == 0
+                assert mode == "hurries" or launcher.wait(PATIENCE_S) == 0
                 os.kill(pids["guard"], signal.SIGCONT)
             until(lambda: not any(map(runs, left)), "nothing is left")
             if mode == "hurries":

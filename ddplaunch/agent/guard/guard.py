@@ -64,7 +64,8 @@ class GuardedRun:
     def __init__(self, channel: socket.socket, settings: Settings) -> None:
         """Watch the socket, torchrun, and the signals that torchrun passes on."""
         self._settings, self._channel = settings, channel
-        self._launcher_pid = os.getppid()
+        # who made the socket, not the parent: torchrun may be gone by now
+        self._launcher_pid = memoryview(channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4)).cast("i")[0]
         self._launcher = read_stat(self._launcher_pid)  # None if torchrun is gone already
         self._host = os.uname().nodename
         self._started_s = steady_s()
@@ -173,7 +174,7 @@ class GuardedRun:
         try:
             message, descriptors = receive(self._channel)
         except OSError:
-            message, descriptors = None, []
+            message = None
         if message is None:
             self._launcher_gone()
         else:
@@ -277,19 +278,16 @@ class GuardedRun:
         self._end = {"state": state, "signal": self._signals.first}
         if self._attempts:
             attempt = self._attempts[-1]
-            for one in (
-                () if attempt.announced else unannounced(own_processes(), os.environ.get(LAUNCH, ""), self._launcher)
-            ):
-                attempt.owners[one.pid] = Owner(one.pid, one)
+            if not attempt.announced:
+                for one in unannounced(own_processes(), os.environ.get(LAUNCH, ""), self._launcher):
+                    attempt.owners[one.pid] = Owner(one.pid, one)
             self._sweep(attempt)
 
     def _stop(self, diagnosis: Diagnosis) -> None:
         """End the run by SIGTERM to torchrun, as a person would: ranks may save, and are killed after the grace."""
-        if self._end:
-            return
-        self._stopped = diagnosis
-        self._loop.at(time.monotonic() + self._settings.grace_s + _LONGER_S, self._kill_launcher)
-        if self._launcher is not None:
+        if self._launcher is not None and not self._end:
+            self._stopped = diagnosis
+            self._loop.at(time.monotonic() + self._settings.grace_s + _LONGER_S, self._kill_launcher)
             send_signal(self._launcher, signal.SIGTERM)
 
     def _kill_launcher(self) -> None:
@@ -335,7 +333,7 @@ class GuardedRun:
 
     def _hurried(self) -> bool:
         self._signals.read()  # the loop does not run while the end is being shown
-        return self._launcher_died or self._signals.interrupts > 1 or os.getppid() != self._launcher_pid
+        return self._signals.interrupts > 1 or os.getppid() != self._launcher_pid
 
 
 def _write_note(path: str, text: str) -> None:
