@@ -10,6 +10,7 @@ import os
 import shutil
 import tarfile
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TypeVar
@@ -29,11 +30,11 @@ class Pieces:
         """Files are created when a node's first piece arrives."""
         self._directory = directory
         self._files: dict[int, BinaryIO] = {}
-        self.problem: str | None = None
+        self._is_full = False
 
     def keep(self, node: int, data: bytes) -> None:
-        """Add a piece. If the disk is full, ``problem`` says so, and further pieces are dropped."""
-        if self.problem is not None:
+        """Add a piece, unless the disk is full; the outcome of all nodes, which is written next, then says so."""
+        if self._is_full:
             return
         try:
             if node not in self._files:
@@ -41,18 +42,15 @@ class Pieces:
                 self._files[node] = os.fdopen(open_to_write(path, os.O_RDWR | os.O_TRUNC), "w+b")
                 path.unlink()
             self._files[node].write(data)
-        except OSError as error:
-            self.problem = error.strerror or str(error)
+        except OSError:
+            self._is_full = True
 
     def unpack(self) -> None:
         """Extract the archives: for node 0 all files but run.json, for node K those below ``node-K``."""
         for node, file in self._files.items():
-            with file:
-                try:
-                    file.seek(0)
-                    self._unpack(node, file)
-                except (OSError, tarfile.TarError) as error:  # a lost host: keep what arrived
-                    self.problem = self.problem or f"node {node}: {error}"
+            with suppress(OSError, tarfile.TarError), file:  # of a lost host, or on a full disk, keep what arrived
+                file.seek(0)
+                self._unpack(node, file)
 
     def _unpack(self, node: int, file: BinaryIO) -> None:
         with tarfile.open(fileobj=file, mode="r|") as archive:
