@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ddplaunch.agent.plugin import torchrun_end
 from ddplaunch.agent.plugin.outlets import close, console_kinds, open_outlets, path_of
-from ddplaunch.agent.plugin.torchrun_end import Ending, error_text, fallback_status, write_alone
+from ddplaunch.agent.plugin.torchrun_end import Ending, OtherNodes, error_text, fallback_status, write_alone
 from ddplaunch.agent.rank_site import sitecustomize
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.outcome import RunOutcome, read_outcome
@@ -129,7 +133,9 @@ from ddplaunch.values.variable_names import SETTINGS
 guarded, how, folder = sys.argv[1:]
 resource.setrlimit(resource.RLIMIT_NOFILE, (2000, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 files = [open(os.devnull) for _ in range(1024)]  # so that what follows has numbers that select(2) does not take
+signal.signal(2, signal.SIG_DFL)  # as torch was imported
 settings, signals = Settings("r", folder), Signals()
+assert signal.getsignal(2) is signal.default_int_handler
 session = Session(settings, {**os.environ, SETTINGS: settings.to_json()}, ("pipe", "pipe"))
 def before():
     os.write(1, b"before the end\\n")
@@ -152,6 +158,8 @@ elif how == "breaks":
     session.end = lambda message: 1 / 0
 elif how == "ranks":
     def theirs(*_): print("heard", end=" ")
+    signals.only_heard()
+    signal.raise_signal(10)  # only the guard acts on it
     signals.before_ranks(ending.by_signal)
     signals.ranks_start()
     signal.signal(15, theirs)
@@ -212,6 +220,45 @@ def test_without_a_guard_torchrun_writes_what_it_knows_alone(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path / "empty")
     write_alone(Settings("r"), failed, 3, 100.0, None)
     assert not list((tmp_path / "empty").iterdir()), "there is no record"
+
+
+@pytest.mark.parametrize(
+    ("first", "node", "state", "others", "calls"),
+    [
+        ("own", 0, "failed", "host 1", ["tells", "stays"]),
+        ("own", 1, "failed", "host 1", ["tells"]),
+        ("own", 1, "succeeded", "host 1", []),
+        ("own", 1, "failed", "", []),  # on one node there is nobody to tell
+        ("other", 0, "failed", "host 1", ["hears", "SIGTERM", *["rank runs"] * 2, "ends"]),
+        ("gone", 0, "failed", "host 1", ["tells", "stays"]),
+    ],
+)
+def test_of_two_ends_a_node_tells_its_own_or_obeys_the_others_once(
+    first: str, node: int, state: str, others: str, calls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    ranks = [False, True, True]
+    store = SimpleNamespace(
+        check=lambda names: [1 / 0] if first == "gone" else True,
+        get=lambda name: '{"state": "failed"}',
+        set=lambda name, text: made.append("tells" if json.loads(text)["state"] == "failed" else text),
+    )
+    settings = Settings("r", str(tmp_path), node=node, others=others, grace_s=60.0)
+    session: Any = SimpleNamespace(settings=settings, pids=(7,), elsewhere=lambda outcome: made.append("hears"))
+    write_alone(settings, {"state": state}, 1, 100.0, None)
+    nodes = OtherNodes(session, lambda number: made.append("ends"))
+    monkeypatch.setattr(nodes, "_store", lambda: store)
+    monkeypatch.setattr(torchrun_end, "read_stat", lambda pid: ranks.pop() and not made.append("rank runs"))
+    monkeypatch.setattr(time, "sleep", lambda seconds: made.append("stays") if seconds == 2 else None)
+    monkeypatch.setattr(os, "kill", lambda pid, number: made.append(signal.Signals(number).name))
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: None if first == "own" else thread.run())
+    nodes.listen()
+    nodes.listen()
+    nodes.tell()
+    nodes.tell()
+    if others:
+        nodes._listen()
+    assert made == calls
 
 
 def test_error_of_torchrun_names_where_it_came_from() -> None:
