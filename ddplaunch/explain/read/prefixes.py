@@ -68,7 +68,7 @@ class Prefixes:
         """
         fronts: Counter[str] = Counter()
         for line in sample:
-            if (found := _BEGINS.search(line)) is None or found.start() == 0:
+            if _BEGINS.search(line) is None:
                 continue
             text, _ = self.strip(line, NOBODY)
             if (match := _BEGINS.search(text)) and 0 < match.start() <= _WIDEST_FRONT and text[: match.start()].strip():
