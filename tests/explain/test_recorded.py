@@ -231,7 +231,8 @@ def test_what_an_exception_only_mentions_is_not_its_cause(error: str, code: str)
 
 
 def test_status_255_is_known_as_minus_one() -> None:
-    assert "sys.exit(-1)" in recorded(("", told(0)), ("done with it\n", ended(1, 255))).why
+    for text in ("done with it\n", "error: no such dataset\n"):
+        assert "sys.exit(-1)" in recorded(("", told(0)), (text, ended(1, 255))).why
     assert "sys.exit(-1)" not in recorded(("", told(0)), ("done with it\n", ended(1, 3))).why
     by_signals = (
         recorded(("", told(0)), ("words\n", ended(1, status))).why for status in (133, 134, 135, 136, 137, 139)
