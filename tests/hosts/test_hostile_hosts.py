@@ -39,7 +39,7 @@ def body(chance: random.Random) -> bytes:
 class Peer:
     """A session in which everything that is sent is lost."""
 
-    stderr_text, stderr_end, heard_s = "", b"", time.monotonic()
+    stderr_text, stderr_end, heard_s, silence = "", b"", time.monotonic(), (0.0, 0.0)
 
     def __init__(self, name: str, chance: random.Random) -> None:
         self.name, self._chance = name, chance

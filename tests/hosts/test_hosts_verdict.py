@@ -94,6 +94,26 @@ def test_who_is_to_blame(
     assert found.notes == tuple(f"{name}: its record was not brought" for name in missing)
 
 
+@pytest.mark.parametrize(
+    ("silences", "code"),
+    [
+        ({1: (T + 5, T + 40)}, "host-lost"),
+        ({1: (T + 5, T + 8)}, "host-lost"),  # TCP had not begun anew
+        ({0: (T + 5, T + 40), 1: (T + 5, T + 40)}, "unknown"),  # this machine's network
+        ({1: (T - 300, T - 200)}, "unknown"),
+        ({1: (T + 21, T + 40)}, "unknown"),
+    ],
+)
+def test_a_host_that_was_silent_when_ranks_gave_up_is_named(
+    tmp_path: Path, silences: dict[int, tuple[float, float]], code: str
+) -> None:
+    ends = [HostEnd(0, "a", 1), HostEnd(1, "b", 143, told=15)]
+    ends = [replace(end, silence=silences.get(end.node, (0.0, 0.0))) for end in ends]
+    found = verdict(tmp_path, ends, {0: outcome(0, "failed", rank(0, T + 20, 1))}).diagnosis
+    assert found is not None and found.code == code
+    assert code == "unknown" or (found.host == "b" and "b was lost: nothing was heard of it from " in found.what)
+
+
 @pytest.mark.parametrize("guilty", [0, 1])
 @pytest.mark.parametrize("echo_s", [-0.5, 0.5], ids=["echo first", "echo afterwards"])
 @pytest.mark.parametrize("code", ["host-out-of-memory", "gpu-fault", "time-limit", "scheduler-error"])

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from time import localtime, strftime
 
 from ddplaunch.explain.diagnosis import VAGUE, Diagnosis, Explanation, RunFacts
 from ddplaunch.explain.explain_logs import explain_texts
@@ -31,6 +32,7 @@ from ddplaunch.values.words import host_name, listed, signal_name
 from ddplaunch.watch.phases import late_host_of_run
 
 _TOGETHER_S = 5.0
+_RECOVERS_S = 120.0  # after a cut TCP tries again at ever longer intervals, up to so many seconds
 _AWAKE = (
     "launch from a machine that stays up, such as the login node; with `--detach` it needs no terminal",
     "`ddplaunch submit` where there is Slurm: nothing has to stay up for it",
@@ -205,6 +207,17 @@ class EndedLaunch:
         return None
 
     def _explain(self, first: NodeFailure) -> Explanation:
+        """Explain the first failure; where its logs say little, by a host that was silent at that time."""
+        explanation = self._explain_first(first)
+        diagnosis = explanation.diagnosis
+        silent = [end for end in self.ends if end.silence[0] <= first.at_s <= end.silence[1] + _RECOVERS_S]
+        if diagnosis is None or diagnosis.code not in VAGUE or not 0 < len(silent) < len(self.ends):
+            return explanation  # if all were silent, it may have been this machine
+        from_time, to_time = (strftime("%H:%M:%S", localtime(moment_s)) for moment_s in silent[0].silence)
+        cut_off = replace(silent[0], lost=f"nothing was heard of it from {from_time} to {to_time}; {diagnosis.what}")
+        return replace(explanation, diagnosis=replace(lost(cut_off, ()), evidence=diagnosis.evidence))
+
+    def _explain_first(self, first: NodeFailure) -> Explanation:
         """Explain the first failure from its host's own outcome and, where ranks failed, from all logs."""
         end = self.ends[first.node]
         if first.kind == "lost":

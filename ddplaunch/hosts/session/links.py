@@ -18,9 +18,11 @@ from typing import IO, Any, Literal, TypeVar
 
 from ddplaunch.hosts.json_lines import GREETING, json_line, message_in
 from ddplaunch.hosts.ssh import environment, failure
+from ddplaunch.records.first_failure import steady_s
 from ddplaunch.values.finding import Finding
 
 BEAT_S = 2.0
+_SILENT_S = 10.0  # a host answers each beat, within seconds also where it is busy
 _LONGEST_LINE = 64 << 20
 _NOISE = 4096
 _READ = 1 << 18
@@ -37,7 +39,7 @@ class Link:
 
     ``over``: nothing more will come; ``status`` is then ssh's, None where it had to be killed. ``tries`` counts the
     sessions begun with this host, ``until_s`` is when its time to answer is over, by time.monotonic; ``limit_s`` is
-    how long that time was.
+    how long that time was. ``silence`` is from when to when, by ``steady_s``, nothing was heard for the last time.
     """
 
     def __init__(self, name: str, argv: Sequence[str], loop: asyncio.AbstractEventLoop, arrival: asyncio.Event) -> None:
@@ -56,6 +58,7 @@ class Link:
         self.status: int | None = None
         self.tries, self.until_s, self.limit_s = 0, 0.0, 0.0
         self.heard_s = time.monotonic()
+        self.silence = 0.0, 0.0
         self._ended = asyncio.Event()
         self._stdout = asyncio.StreamReader(_LONGEST_LINE, loop)
         self._received_bytes = 0
@@ -242,6 +245,9 @@ class Links:
             self._beat_at_s = now + BEAT_S
             for link in links:
                 link.send({})
+        for link in links:  # a launcher that was stopped itself has read by now what had arrived
+            if now - link.heard_s > _SILENT_S:
+                link.silence = steady_s() - now + link.heard_s, steady_s()
         silent = [link for link in links if now - link.heard_s > silence_s]
         for link in silent:
             link.kill()

@@ -28,7 +28,8 @@ class HostEnd:
     """How the program ended on one host. ``lost`` explains why that is not known, None if the host reported it.
 
     ``told`` is the signal that the launcher sent to end it, None for none. ``heard_s`` is when the host was last heard,
-    by ``steady_s``. ``said`` is the end of the host's stderr, 64 KiB at most.
+    by ``steady_s``, ``silence`` from when to when nothing was heard of it for the last time. ``said`` is the end of the
+    host's stderr, 64 KiB at most.
     """
 
     node: int
@@ -37,6 +38,7 @@ class HostEnd:
     lost: str | None = None
     told: int | None = None
     heard_s: float = 0.0
+    silence: tuple[float, float] = 0.0, 0.0
     said: bytes = b""
 
     @property
@@ -100,7 +102,9 @@ class LaunchOnHosts:
 
     def _end(self, link: Link, **how: Any) -> None:
         heard_s = steady_s() - (time.monotonic() - link.heard_s)
-        self._known[link] = replace(self._known[link], said=link.stderr_end, heard_s=heard_s, **how)
+        self._known[link] = replace(
+            self._known[link], said=link.stderr_end, heard_s=heard_s, silence=link.silence, **how
+        )
         link.close()
 
     def _running(self) -> list[Link]:
