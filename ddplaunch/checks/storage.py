@@ -42,7 +42,7 @@ def _right_path(path: str) -> str:
     """Return the fix for a missing path; file names may contain commas, so several paths are only suggested."""
     if "," in path:
         options = " ".join(f"--data {quote(part)}" for part in path.split(",") if part)
-        return f"`{options}` if these are several paths; `ls {_parent(path)}` shows what is there"
+        return f"`{options}` if these are several paths; `ls {_parent(path.partition(',')[0])}` shows what is there"
     return f"name the right path with `--data`; `ls {_parent(path)}` shows what is there"
 
 

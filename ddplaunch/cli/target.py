@@ -102,7 +102,7 @@ def misplaced_script(argv: Sequence[str], script: Sequence[str] | None = None) -
             code="script-not-found",
         )
     spelled = spellings(options_of(argv[0]))
-    position, arguments = 1, 0
+    position, arguments = 1, int(argv[0] != "submit")  # the first argument of submit is no script
     while position < len(argv):
         word = argv[position]
         if word == "-m" or (not word.startswith("-") and _names_script(word, arguments)):

@@ -34,7 +34,11 @@ def record(**replace: Any) -> dict[str, Any]:
 FIRES = (
     fires("data-missing", "'/data/my text' does not exist", **data(kind="missing", readable=False)),
     fires("data-missing", "; `ls '/my data'` shows", **data(path="/my data/text/", kind="missing", readable=False)),
-    fires("data-missing", "`--data /a --data '/b c'` if", **data(path="/a,/b c", kind="missing", readable=False)),
+    fires(
+        "data-missing",
+        "`--data /a --data '/b c'` if these are several paths; `ls /` ",
+        **data(path="/a,/b c", kind="missing", readable=False),
+    ),
     fires("data-unreadable", "of eve is not readable … Permission denied", **data(readable=False, owner="eve")),
     fires("data-empty", "is an empty directory", **data(empty=True)),
     fires("data-empty", "is an empty file", **data(kind="file", empty=True)),

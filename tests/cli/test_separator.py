@@ -23,6 +23,7 @@ from tests.cli.cli_calls import Call
         (["2", "./tool", "x"], ["2", "--", "./tool", "x"]),
         (["2", "sh", "-c", "true"], ["2", "--", "sh", "-c", "true"]),
         (["2", "--data", "e.py", "train.py"], ["2", "--data", "e.py", "--", "train.py"]),
+        (["python3", "-u", "train.py"], ["--", "python3", "-u", "train.py"]),
         (["2", "train.py", "--", "--note", "x"], ["2", "--", "train.py", "--note", "x"]),
     ],
 )
