@@ -123,6 +123,7 @@ def conclude(
     one_console = "SLURM_STEP_ID" in os.environ  # of all nodes
     alike = cause is not None or outcome.state in ("succeeded", "terminated") or _left_in_time(ended, outcome)
     if (settings.silent and kept) or (one_console and settings.node and alike):
+        say("" if settings.node else _phases(settings, last))  # one node's are enough for one console
         return outcome.exit_status
     if cause is not None and one_console:  # that node says why
         say(node_failed_text(outcome, cause, settings.directory, Terminal.of(sys.stderr)))
