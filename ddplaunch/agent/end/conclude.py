@@ -124,22 +124,21 @@ def conclude(
     alike = cause is not None or outcome.state in ("succeeded", "terminated") or _left_in_time(ended, outcome)
     if (settings.silent and kept) or (one_console and settings.node and alike):
         say("" if settings.node else _phases(settings, last))  # one node's are enough for one console
-        return outcome.exit_status
-    if cause is not None and one_console:  # that node says why
+    elif cause is not None and one_console:  # that node says why
         say(node_failed_text(outcome, cause, settings.directory, Terminal.of(sys.stderr)))
-        return outcome.exit_status
-    text = outcome_text(
-        outcome,
-        None if directory is None else path_text(directory),
-        Terminal.of(sys.stderr),
-        signal=ended.signal,
-        typed_s=_typed_s(),
-        stopped=ended.stopped is not None,
-        unrecorded="; ".join(filter(None, (ended.unrecorded, problem))) or None,
-        notices=ended.told,
-    )
-    fine = outcome.state == "succeeded" and not (outcome.findings or outcome.notes or problem)
-    say(_phases(settings, last) + ("" if settings.quiet and fine else text))
+    else:
+        text = outcome_text(
+            outcome,
+            None if directory is None else path_text(directory),
+            Terminal.of(sys.stderr),
+            signal=ended.signal,
+            typed_s=_typed_s(),
+            stopped=ended.stopped is not None,
+            unrecorded="; ".join(filter(None, (ended.unrecorded, problem))) or None,
+            notices=ended.told,
+        )
+        fine = outcome.state == "succeeded" and not (outcome.findings or outcome.notes or problem)
+        say(_phases(settings, last) + ("" if settings.quiet and fine else text))
     return outcome.exit_status
 
 

@@ -274,8 +274,7 @@ class GuardedRun:
             return
         self._launcher_died = True
         self._order_to_end()
-        state = "signal" if self._signals.first else "error"
-        self._end = {"state": state, "signal": self._signals.first}
+        self._end = {"state": "signal" if self._signals.first else "error", "signal": self._signals.first}
         if self._attempts:
             attempt = self._attempts[-1]
             if not attempt.announced:
@@ -300,8 +299,10 @@ class GuardedRun:
 
     def _sweep(self, attempt: Attempt, *, workers_only: bool = False, at_once: bool = False) -> None:
         """End the processes left by ``attempt``."""
-        grace = None if at_once else grace_of_left(attempt.owners, self._settings.grace_s)
-        self._sweeps.begin(lambda: left_by(attempt.owners, workers_only=workers_only), grace)
+        self._sweeps.begin(
+            lambda: left_by(attempt.owners, workers_only=workers_only),
+            None if at_once else grace_of_left(attempt.owners, self._settings.grace_s),
+        )
 
     # Console and signals
 
