@@ -281,7 +281,7 @@ def clock_skew(hosts: tuple[HostReport, ...]) -> Findings:
                 f"the clock of {host.name} is {abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} "
                 f"that of {middle.name}",
                 why="logs of different hosts no longer sort by time; files and tokens look too new or too old",
-                fix=f"`ssh {host.name} sudo timedatectl set-ntp true`",
+                fix=f"`ssh -t {host.name} sudo timedatectl set-ntp true`",
                 where=host.name,
             )
 

@@ -107,7 +107,8 @@ def failure(
         "forget": removal[1] if removal else f"ssh-keygen -R {shlex.quote(host.rpartition('@')[2])}",
         "key": shlex.quote(key[1]) if key else "",
         "last": last,
-        "last_or_hangs": last or "its login, its shell's start-up files or its file system hang",
+        "last_or_hangs": last
+        or "its login, its shell's start-up files or its file system hang, or the way there loses large packets",
         "limit": f"{limit_s:.0f}",
         "status": status,
     }
