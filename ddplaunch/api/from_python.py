@@ -210,7 +210,7 @@ def _option_words(options: Mapping[str, Option]) -> list[str]:
     for name, value in options.items():
         if name not in flag_by_name:
             if (removal := removed("run", f"--{name}")) is not None:
-                raise TypeError(f"launch() has no option `{name}` any more: {removal.findings[0].fix}")
+                raise TypeError(f"launch() has no option `{name}`: {removal.findings[0].fix}")
             hint = f"; did you mean `{near}`?" if (near := nearest(name, flag_by_name)) else ""
             raise TypeError(f"launch() has no option `{name}`{hint} (`ddplaunch run --help` lists them)")
         if value is not None:

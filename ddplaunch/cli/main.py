@@ -74,7 +74,7 @@ def dispatch(words: list[str]) -> int:
     if values is None:
         from ddplaunch.cli.parsing.typer_app import parse_words  # this import takes longer than deciding a launch
 
-        values = parse_words(ours)
+        values = parse_words(ours, script)
         if values is None:  # Typer showed help
             return ExitStatus.USAGE if names_nothing else ExitStatus.DONE
     if (missing := needs_linux(_what_is_done(command, values))) is not None:
@@ -101,16 +101,14 @@ def _beside_own(command: str, values: dict[str, Any], script: list[str] | None) 
 
 def _removed(ours: list[str]) -> UsageError | None:
     """Return the error for the first word that was removed or has another name here; None where there is none."""
-    from ddplaunch.cli.parsing.command import COMMANDS, LAUNCHING
-    from ddplaunch.cli.parsing.removed import called_otherwise, removed
+    from ddplaunch.cli.parsing.command import COMMANDS
+    from ddplaunch.cli.parsing.removed import removed
 
     command, *words = ours
     if command not in COMMANDS:
         return removed(command)
-    options = [word.partition("=")[0] for word in words if word.startswith("-")]
-    answers = [removed(command, word) for word in options if word.startswith("--")]
-    answers += [called_otherwise(word) for word in options if command in LAUNCHING]
-    return next((removal for removal in answers if removal is not None), None)
+    answers = (removed(command, word.partition("=")[0]) for word in words if word.startswith("-"))
+    return next(filter(None, answers), None)
 
 
 def occupy_standard_descriptors() -> None:
@@ -132,10 +130,8 @@ def _report(words: list[str], problem: DdplaunchError) -> ExitStatus:
     command = words[: words.index("--")] if "--" in words else words
     fix = f"`{shlex.join(['ddplaunch', *command, '--', 'train.py'])}`"
     tell_findings([replace(one, fix=fix) if one.code == "script-missing" else one for one in problem.findings])
-    if words[:1] == ["run"]:
-        say("nothing was launched")
-    if words[:1] == ["submit"]:
-        say("nothing was submitted")
+    if done := {"run": "launched", "submit": "submitted"}.get("".join(words[:1])):
+        say(f"nothing was {done}")
     return problem.status
 
 
@@ -158,7 +154,7 @@ def _unwritable(exception: Exception) -> UsageError | None:
 
 def _of_itself(ours: list[str]) -> ExitStatus | None:
     """Answer questions about ddplaunch itself: its version, a shell's completion; None for any other command line."""
-    if ours in (["--version"], ["-V"], ["version"]):
+    if ours in (["--version"], ["-V"], ["-v"], ["version"]):
         answer(f"ddplaunch {__version__}\n")
         return ExitStatus.DONE
     option, _, shell = "=".join(ours[:2]).partition("=")

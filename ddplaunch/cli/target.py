@@ -12,6 +12,8 @@ from ddplaunch.planning.launch import Target
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.words import nearest
 
+_DASHES = "-\u2013\u2014"  # what web pages and word processors make of ``--`` is read as one
+
 
 def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
     """Split at the first ``--`` into ddplaunch's words and the script's (None without ``--``).
@@ -20,10 +22,9 @@ def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
     """
     if argv[:1] == ["convert"] and _is_launch_line(argv[1:]):
         return ["convert"], list(argv[1:])
-    if "--" not in argv:
-        return list(argv), None
-    at = list(argv).index("--")
-    return list(argv[:at]), list(argv[at + 1 :])
+    plain = [f"--{word.lstrip(_DASHES)}" if word.startswith(tuple(_DASHES[1:])) else word for word in argv]
+    at = plain.index("--") if "--" in plain else None
+    return plain[:at], None if at is None else list(argv[at + 1 :])
 
 
 def _is_launch_line(words: Sequence[str]) -> bool:
@@ -74,13 +75,13 @@ def _module(words: Sequence[str]) -> Target:
     return Target("module", words[1], tuple(words[2:]))
 
 
-def required(script: list[str] | None, command: str = "run 4") -> list[str]:
-    """Return the words after ``--`` of a ``command``. Raises UsageError where there is no ``--``."""
+def required(script: list[str] | None) -> list[str]:
+    """Return the words after ``--``. Raises UsageError where there is no ``--``."""
     if script is None:
         raise usage(
             "no script was named",
             why="the script and its arguments go after `--`",
-            fix=f"`ddplaunch {command} -- train.py --epochs 20`",
+            fix="`ddplaunch run 4 -- train.py`",
             code="script-missing",
         )
     return script

@@ -46,6 +46,15 @@ def test_the_corrected_command_runs_as_pasted(call: Call, folder: Path, words: l
 HOSTILE = ["--help", "-h", "--r=16", "--", "--batch-size", "3", "", " ", "a\n\udcff\x1b[31m", "{X}", "{{lr}}"]
 
 
+@pytest.mark.parametrize(
+    "typed", ["2 \u2014 t.py", "2 \u2013\u2013 t.py", "2 \u2014accum 1 -- t.py", "2 \u2013accum=1 \u2014 t.py"]
+)
+def test_dashes_of_a_web_page_are_hyphens(call: Call, folder: Path, typed: str) -> None:
+    (folder / "t.py").touch()
+    said = call("run", "--dry-run", *typed.split(), "\u2014x")
+    assert said.status == 0 and said.out.endswith("-- t.py '\u2014x'\n"), said.out
+
+
 def test_a_launch_line_is_converted_without_a_separator(call: Call) -> None:
     line = "torchrun --nproc_per_node=4 -- train.py"
     said = call("convert", *line.split())

@@ -5,31 +5,18 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 from ddplaunch.values.codec import toml_beside
 from ddplaunch.values.finding import UsageError, usage
 
 
-@cache
-def instead(table: str) -> dict[str, str]:
-    """Return what to use instead of each name in the table "removed" or "another_launchers"."""
-    rows = toml_beside(__file__, "removed.toml")[table]
-    return {name: row["instead"] for row in rows for name in row["names"]}
-
-
-def called_otherwise(option: str) -> UsageError | None:
-    """Return the error for another launcher's option; None for any other word."""
-    fix = instead("another_launchers").get(option.replace("_", "-"))
-    return None if fix is None else usage(f"no such option: `{option}`", why="", fix=fix)
+def instead() -> dict[str, str]:
+    """Return what to use instead of each name in ``removed.toml``."""
+    return {name: row["instead"] for row in toml_beside(__file__, "removed.toml")["removed"] for name in row["names"]}
 
 
 def removed(command: str, word: str = "") -> UsageError | None:
-    """Return the error for a removed command, or removed option of ``command``; None for any other word."""
+    """Return the error for a command, or option of ``command``, that is not ddplaunch's; None for any other word."""
     word = word.replace("_", "-")
-    fix_by_name = instead("removed")
-    removal = next((name for name in (f"{command} {word}".strip(), word) if name in fix_by_name), None)
-    if removal is None:
-        return None
-    why = "this version of ddplaunch does without it"
-    return usage(f"`{removal}` is gone", why=why, fix=fix_by_name[removal], code="removed")
+    fix_by_name = instead()
+    name = next((name for name in (f"{command} {word}".strip(), word) if name in fix_by_name), None)
+    return None if name is None else usage(f"there is no `{name}`", why="", fix=fix_by_name[name])

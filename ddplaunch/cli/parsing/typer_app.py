@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Optional
 
@@ -18,6 +19,7 @@ from ddplaunch.cli.parsing.completion import offered
 from ddplaunch.cli.parsing.typed_words import with_lists_taken_apart
 from ddplaunch.planning.flag import Flag
 from ddplaunch.values.finding import UsageError, usage
+from ddplaunch.values.words import nearest
 
 _CONTEXT = {"help_option_names": ["-h", "--help"], "token_normalize_func": lambda word: word.replace("_", "-")}
 #: Numbers and durations are text for Typer: ``Flag`` parses them.
@@ -26,7 +28,6 @@ _TYPES: dict[str, Any] = {
     **dict.fromkeys(REPEATED, _TEXTS),
     **dict.fromkeys(("switch", "pair"), Optional[bool]),  # noqa: UP045
 }
-_LIST_OF_COMMANDS = "`ddplaunch --help` lists the commands; a launch is `ddplaunch run 4 -- train.py`"
 
 
 class _WithScript(TyperCommand):
@@ -36,13 +37,13 @@ class _WithScript(TyperCommand):
         return [*super().collect_usage_pieces(ctx), "-- SCRIPT [ARGS]..."]
 
 
-def parse_words(words: Sequence[str]) -> dict[str, Any] | None:
+def parse_words(words: Sequence[str], script: Sequence[str] | None = None) -> dict[str, Any] | None:
     """Return the values of all options as Typer parses the words before ``--``; None where it showed help.
 
-    Raises UsageError for words that it does not understand.
+    Raises UsageError for words that it does not understand; ``script`` are those after ``--``, for the corrected line.
     """
     parsed: list[dict[str, Any]] = []
-    command = words[0] if words and words[0] in COMMANDS else None
+    command = words[0] if words[0] in COMMANDS else None
     # building one command takes half the time of building all
     app = _application([command] if command else list(COMMANDS), parsed.append)
     try:
@@ -50,7 +51,7 @@ def parse_words(words: Sequence[str]) -> dict[str, Any] | None:
     except Exception as exception:
         if not hasattr(exception, "format_message"):
             raise
-        raise _misunderstood(words, exception) from exception
+        raise _misunderstood(words, script, exception) from exception
     return with_lists_taken_apart(parsed[0]) if parsed else None
 
 
@@ -160,14 +161,23 @@ def _described(option: Flag) -> Any:
     return typer.Option(*spelled, rich_help_panel=option.panel or None, **settings)
 
 
-def _misunderstood(words: Sequence[str], exception: Any) -> UsageError:
-    """Return Typer's complaint as an error that says where to look."""
-    command = words[0] if words and words[0] in COMMANDS else None
-    message = exception.format_message().rstrip(".")
+def _misunderstood(words: Sequence[str], script: Sequence[str] | None, exception: Any) -> UsageError:
+    """Return Typer's complaint as an error with the corrected line, or with where to look."""
+    command = words[0] if words[0] in COMMANDS else None
+    message = exception.format_message().partition(". Did")[0].rstrip(".")
+    wrong, names, cutoff = words[0], list(COMMANDS), 0.6
     if type(exception).__name__ == "NoSuchOption":  # each version of Typer words it differently
-        nearest = " or ".join(f"`{option}`" for option in sorted(exception.possibilities or ()))
-        message = f"no such option: `{exception.option_name}`" + (f"; did you mean {nearest}?" if nearest else "")
-    fix = f"`{_name(command)} --help` lists the options" if command else _LIST_OF_COMMANDS
-    if command in LAUNCHING:
+        wrong, names, cutoff = exception.option_name, exception.possibilities or [], 0.75
+        message = f"no such option: `{wrong}`"
+    near = nearest(wrong, names, cutoff) or wrong
+    fix = "`ddplaunch --help` lists the commands; a launch is `ddplaunch run 4 -- train.py`"
+    if command:
+        fix = f"`{_name(command)} --help` lists the options"
+    if near != wrong:
+        line = [
+            near + word[len(wrong) :] if word.partition("=")[0].replace("_", "-") == wrong else word for word in words
+        ]
+        fix = f"`{shlex.join(['ddplaunch', *line, *([] if script is None else ['--', *script])])}`"
+    elif command in LAUNCHING:
         fix += "; what belongs to the script goes after `--`, to torchrun into `--torchrun-arg=…`"
     return usage(message[:1].lower() + message[1:], why="", fix=fix)

@@ -100,7 +100,7 @@ class _Search:
                 fix="try one of them: the same command with its number of processes alone",
             )
         self._options, self._typed, self._said, self._headroom = options, typed, typed.said, headroom
-        self._script = required(typed.script, "fit")
+        self._script = required(typed.script)
         self.first = decided(options, self._script)
         launch = self.first.launch
         self._world, self._accumulates = launch.topology.world_size, "accum" in launch.receives

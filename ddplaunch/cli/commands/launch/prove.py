@@ -36,7 +36,7 @@ COMMAND = Command(
 
 def prove(typed: TypedLaunch, json: bool | None, steps: int | None, in_place: bool | None) -> int:
     """Record the ranks and one process, and print the claims. The status is 1 if one is an error."""
-    words, launch = required(typed.script, "prove"), {"nproc": Resolved("2", OWN), **typed.said}
+    words, launch = required(typed.script), {"nproc": Resolved("2", OWN), **typed.said}
     if "device" not in launch:
         launch["ignore"] = (*launch.get("ignore", ()), Resolved("cuda-without-gpus", OWN))  # the CPU stands in for them
     options = with_configuration(replace(typed, said=launch))

@@ -45,7 +45,7 @@ _PER_CPU = 4  # processes
 
 def scale(typed: TypedLaunch, json: bool | None, steps: int | None, in_place: bool | None) -> int:
     """Measure each size in turn, and print its speed-up and what limits it."""
-    words = required(typed.script, "scale")
+    words = required(typed.script)
     launch = {name: value for name, value in typed.said.items() if name != "nproc"}
     options = with_configuration(replace(typed, said=launch))
     measure = measure_of(options, steps, usual_s=10.0)
