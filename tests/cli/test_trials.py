@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
@@ -62,8 +63,10 @@ def test_what_cannot_be_tried_is_said_at_once(folder: Path, call: Call, monkeypa
     assert refused.status == 4 and "error[batch-not-taken]" in refused.err
     for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1"}.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("NCCL_DEBUGG", "INFO")
     refused = call("fit", "1", "--device", "cpu", "--", "train.py")
     assert refused.status == 4 and "trials cannot be kept from changing files here" in refused.err
+    assert "warning[misspelt-variable]" in refused.err, "what its launch is warned of stands before it"
     assert "`--in-place`" in refused.err and not (folder / ".ddplaunch").exists()
 
 
@@ -100,9 +103,11 @@ def trial(timeout_s: float) -> Trial:
     measure = Measure(steps=100, seconds=None, timeout_s=timeout_s)
     script = ["train.py"]
     first = prepare(Options(device=device), parse_target(script))
-    said = {"device": device, "start": Resolved("warm", flag), "timeout": Resolved("9m", flag)}
+    by_the_trial = ("nproc", "nnodes", "run_id", "run_dir", "phases", "timeout", "show", "verbose", "max_restarts")
+    said = {"device": device, "start": Resolved("warm", flag), **dict.fromkeys(by_the_trial, Resolved("9m", flag))}
     change = Change("1", 1, said)
     results: list[Trial] = []
+    began_s = time.monotonic()
 
     def series() -> Generator[Change, Trial, None]:
         results.append((yield change))
@@ -111,7 +116,7 @@ def trial(timeout_s: float) -> Trial:
     (result,) = results
     assert interrupted is (result.ending == "interrupted")
     assert not [run for run in runs_in(process_table()) if run.run_id == result.run_id], "nothing is left"
-    assert (result.problem is None) is bool(result.measured.ranks)
+    assert (result.problem is None) is bool(result.measured.ranks) and result.took_s < time.monotonic() - began_s + 1
     return result
 
 
@@ -121,7 +126,10 @@ import json, os, pathlib, signal, sys, time
 def steps(number, **facts):
     attempt = pathlib.Path(sys.argv[1], "node-0", "attempt-0")
     attempt.mkdir(parents=True)
-    lines = [[step, 1e9 + step, 1, *[1e5] * 6, 8, 1 << 20, None] for step in range(1, number + 1)]
+    lines = [[step, 1e9 + step, 1, *[1e5] * 6, facts.get("samples", 8), 1 << 20, None] for step in range(1, number + 1)]
+    found = dict(severity="warning", what="x", why="y", fix="z", where=[])
+    findings = [dict(found, code=code) for code in ("replicas-differ", "hung")]
+    pathlib.Path(sys.argv[1], "node-0", "observed.json").write_text(json.dumps({"schema": 1, "findings": findings}))
     (attempt / "rank-0.phases.jsonl").write_text("".join(json.dumps(line) + "\\n" for line in (facts, *lines)))
 def fails(what):
     diagnosis = {"code": "script-exception", "certainty": "observed", "what": what, "why": "it raised", "fixes": []}
@@ -135,6 +143,7 @@ def fails(what):
     ("does", "ending", "code", "says"),
     [
         ("steps(200); time.sleep(60)", "measured", "", ""),
+        ("steps(200, samples=None); time.sleep(60)", "measured", "", ""),
         ("steps(6)", "ended", "trial-ended-early", "ended after 6 steps, too few … or `--steps 5`"),
         ("", "ended", "trial-ended-early", "ended after 0 steps … `ddplaunch.step(samples=…)`"),
         ("steps(6); sys.exit(4)", "failed", "trial-failed", "failed after 6 steps … nothing in its output … explain"),
@@ -163,8 +172,11 @@ def test_how_a_trial_ends(
     over = trial(timeout_s=2 if code == "trial-without-steps" else 60)
     assert over.ending == ending and (over.problem.code if over.problem else "") == code
     assert replace(over, effective_batch=8).samples_per_s == (None if code else pytest.approx(80))
+    assert over.samples_per_s == (None if code or "None" in does else pytest.approx(80)), "by the samples alone"
+    assert [finding.code for finding in over.observed] == ["replicas-differ"] * does.startswith("steps")
     told = "" if over.problem is None else f"{over.problem.what} {over.problem.why} {over.problem.fix}"
     assert all(part in told for part in says.split(" … ")), told
     ((*words, script),) = started
     assert words[:3] == ["run", "1x1", "--run-id"] and words[4] == "--phases" and script == "train.py"
-    assert f"{TRIAL}={words[3].replace('.', '/')}" in words and "--timeout" not in words and "--start" in words
+    assert f"{TRIAL}={words[3].replace('.', '/')}" in words and "--start" in words
+    assert not {"9m", "--verbose"} & {*words} and words.count("--phases") == 1, "what a trial decides for itself"

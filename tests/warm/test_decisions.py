@@ -99,6 +99,14 @@ def test_threads_that_openmp_has_bound_stay_where_torch_was_loaded(
     assert found is None if not cold else found is not None and f"{name} is set" in found
 
 
+def test_the_environment_that_was_loaded_with_is_that_of_the_start() -> None:
+    shows = "from ddplaunch.agent.warm.why_cold import environ_at_load as at_load; import os; os.environ['A'] = '2'\n"
+    words = [sys.executable, "-c", f"{shows}print(at_load().get('A'), at_load().get('PYTHONPATH'))"]
+    environ = {**taking_part({"PYTHONPATH": str(ROOT)}), "A": "1"}
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.stdout == f"1 {ROOT}\n", done.stderr
+
+
 def test_messages_arrive_whole_with_their_descriptors(tmp_path: Path) -> None:
     here, there = socket.socketpair(type=socket.SOCK_SEQPACKET)
     request = Request(["python", "-u", "\udcff.py"], {"LARGE": "x" * 3_000_000, "ODD": "\udcfe"}, [0, 1])
