@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 
 from ddplaunch import LaunchRefused, Outcome, RunFailed
-from ddplaunch.api.from_python import NOT_HERE, _option_words
+from ddplaunch.api.child import Ended
+from ddplaunch.api.from_python import NOT_HERE, _option_words, _outcome
 from ddplaunch.cli.parsing.command import options_of
 from ddplaunch.cli.parsing.typed_words import parse_quickly
+from ddplaunch.cli.streams import StartReport
 from ddplaunch.explain.diagnosis import Diagnosis, UserCall
 from ddplaunch.planning import current
 from ddplaunch.values.finding import error
@@ -69,6 +72,23 @@ def test_a_refusal_names_arguments_not_flags(told: str, in_python: str) -> None:
     refused = LaunchRefused(2, error("usage", told, why=told, fix=told))
     assert str(refused) == f"{in_python}\n  why: {in_python}\n  fix: {in_python}"
     assert refused._render_traceback_()[0] == f"LaunchRefused: {in_python}"
+
+
+@pytest.mark.parametrize(
+    ("status", "interrupted", "report", "raises"),
+    [
+        (130, True, StartReport(run_id="first"), KeyboardInterrupt),
+        (0, True, StartReport(), KeyboardInterrupt),
+        (4, False, StartReport(), RuntimeError),  # which says no reason
+        (4, False, StartReport(findings=(error("usage", "a", why="b", fix="c"),)), LaunchRefused),
+        (0, True, StartReport(run_id="first"), None),
+    ],
+)
+def test_what_a_launch_that_is_over_raises(
+    status: int, interrupted: bool, report: StartReport, raises: type[BaseException] | None
+) -> None:
+    with pytest.raises(raises) if raises else nullcontext():
+        assert _outcome(Ended(status, interrupted, report)).run_id == "first"
 
 
 def test_an_outcome_is_a_line_and_a_picture_of_it() -> None:

@@ -36,11 +36,17 @@ IN_BOTH = (
             ("CUDA_VISBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
             ("TORCH_NCCL_BLOKING_WAIT", "TORCH_NCCL_BLOCKING_WAIT"),
             ("MASTER_ADDRESS", "MASTER_ADDR"),
+            *(
+                (f"{name}S", name)
+                for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_GLOO_LAZY_INIT", "TORCH_DISTRIBUTED_DEBUG")
+            ),
+            *((f"{name}S", name) for name in ("TORCHELASTIC_RUN_ID", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS")),
+            *((f"{name}S", name) for name in ("MKL_NUM_THREADS", "PYTORCH_ALLOC_CONF", "NODE_RANK")),
         )
     ),
     fires(
         "ineffective-variable",
-        "NCCL_TIMEOUT=1h has no effect … seconds=1800",
+        "NCCL_TIMEOUT=1h has no effect … `unset NCCL_TIMEOUT` … seconds=1800",
         "warning",
         **exporting(NCCL_TIMEOUT="1h"),
     ),

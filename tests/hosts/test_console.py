@@ -112,5 +112,7 @@ def test_more_than_64_hosts_are_told_what_suits_them() -> None:
 def test_flags() -> None:
     flags = {"hosts": "a,b", "hostfile": None, "exclude": ["b"], "join_timeout": 60.0}
     assert asked_for(flags) == AskedHosts("a,b", exclude=["b"], join_timeout=60.0)
+    assert asked_for({**flags, "hosts": None, "exclude": [], "join_timeout": None}) is None
+    assert (AskedHosts(host_timeout=9.0).patience_s, AskedHosts().patience_s) == (9.0, 300.0)
     with pytest.raises(UsageError, match="`--chdir` without hosts"):
         asked_for({"chdir": "/x"})

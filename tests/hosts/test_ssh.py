@@ -110,4 +110,4 @@ def test_a_plan_of_several_hosts(two: Lab) -> None:
     done = two.login.run([*words, "--", "train.py"], two.work, clean_environment())
     assert done.returncode == 0 and "4 processes, 2 nodes of 2, this is node 1" in " ".join(done.stdout.split())
     assert done.stdout.startswith("alpha0\n") and "\nalpha1\n" in done.stdout
-    assert done.stdout.count("torch.distributed.run") == 2, done.stdout
+    assert done.stdout.count("torch.distributed.run") == done.stdout.count("--logs-specs") == 2, done.stdout
