@@ -76,12 +76,6 @@ def test_only_what_a_number_was_given_for_is_filled_in(call: Call, words: tuple[
     assert json.loads(said.out)["target"]["args"] == args, said.err
 
 
-def test_a_shell_script_that_launches_gets_the_command_that_does_so_itself(call: Call) -> None:
-    Path("run.sh").write_text("torchrun --nproc_per_node=2 train.py\n")
-    said = call("plan", "2", "--device", "cpu", "--", "bash", "run.sh")
-    assert "[script-is-launcher]" in said.err and "`ddplaunch run 2 -- train.py`" in said.err
-
-
 def test_a_launch_that_would_be_refused_is_still_shown(call: Call) -> None:
     words = ("2", "--ignore", "cpus-short", "--data", "nowhere")
     said = call("run", *words, "--dry-run", "--", "train.py")

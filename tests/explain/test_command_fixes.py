@@ -24,30 +24,7 @@ def first_fix(argv: str, error: str, **numbers: int) -> str:
     return diagnosed(raised(1, error), facts).fixes[0]
 
 
-@pytest.mark.parametrize(
-    ("wanted", "free", "used", "what", "fix", "not_said"),
-    [
-        ("200.00 GiB", "78.66 GiB", "518.00 MiB", "GPU 0 has 79.18 GiB in all", "shapes in the line", "nvidia-smi"),
-        ("4.00 GiB", "2.57 GiB", "76.60 GiB", "wanted, 2.57 GiB of 79.18 GiB", "half the batch", "nvidia-smi"),
-        ("4.00 GiB", "2.57 GiB", "16.10 GiB", "free, 61 GiB with other processes", "`nvidia-smi`", "if that is"),
-    ],
-)
-def test_out_of_memory_says_what_its_sizes_tell(
-    wanted: str, free: str, used: str, what: str, fix: str, not_said: str
-) -> None:
-    found = diagnosed(
-        f"[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {wanted}. GPU 0 has a total capacity "
-        f"of 79.18 GiB of which {free} is free. Including non-PyTorch memory, this process has {used} memory in use.\n"
-    )
-    assert found.code == "cuda-out-of-memory" and what in found.what and fix in found.fixes[0]
-    assert not_said not in " ".join(found.fixes)
-
-
 def test_out_of_memory_gets_the_whole_command_with_the_same_effective_batch() -> None:
-    command = "/opt/bin/ddplaunch run 4 --batch-size 8 -- train.py --epochs 20"
-    fix = first_fix(command, OOM, batch_size=8, world_size=4, global_batch_size=32)
-    assert "`ddplaunch run 4 --batch-size 4 --accum 2 -- train.py --epochs 20`" in fix
-    assert "effective batch of 32" in fix
     odd = first_fix("ddplaunch run 2 --accum=3 -- t.py --batch-size 6", OOM, batch_size=6, accum=3, world_size=2)
     assert "`ddplaunch run 2 --accum 6 --batch-size 3 -- t.py --batch-size 6`" in odd
     prime = first_fix("ddplaunch run 2 --batch-size 7 -- t.py", OOM, batch_size=7, world_size=2)

@@ -101,10 +101,7 @@ def test_the_collective_that_the_line_calls_is_named_and_not_one_that_it_goes_th
 def test_a_fault_of_a_gpu_names_what_the_driver_reported() -> None:
     error = raised(1, "RuntimeError: CUDA error: unspecified launch failure")
     xid = "NVRM: Xid (PCI:0000:41:00): 109, pid=3378, name=python, Ch 00000028, errorString CTX SWITCH TIMEOUT, Info"
-    assert "Xid 109 (CTX SWITCH TIMEOUT)" in diagnosed(error + f"{xid}\n").what
-    assert "Xid" not in diagnosed(error).what
     after = f"{xid.replace('109', '45')}\n"
-    assert "Xid" not in diagnosed(error + after).what, "45 follows"
     assert diagnosed(error, RunFacts(dmesg=(after, f"[9.1] {xid}"))).why.startswith(
         "the driver reported Xid 109 for the GPU at PCI:0000:41:00; "
     )
