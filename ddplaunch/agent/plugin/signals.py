@@ -57,7 +57,7 @@ class Signals:
 
         def wait() -> None:
             number = signal.sigwait(self._wanted)
-            if number != _WAKE and self._once(number):
+            if number != _WAKE:
                 end(number)
 
         self._waiting = threading.Thread(target=wait, daemon=True)
@@ -76,7 +76,8 @@ class Signals:
         """Wrap ``theirs``, torch's handler, wherever torch has just set it: only the first signal reaches it."""
 
         def handle(number: int, frame: FrameType | None) -> None:
-            if self._once(number):
+            if self.first is None:
+                self.first = number
                 theirs(number, frame)
 
         for each in signal.valid_signals():
@@ -89,9 +90,3 @@ class Signals:
         for each in ENDING:
             with contextlib.suppress(OSError, ValueError):  # ValueError: in the thread, where they are blocked anyway
                 signal.signal(each, signal.SIG_IGN if each in self._ignored else lambda *_: None)
-
-    def _once(self, number: int) -> bool:
-        if self.first is not None:
-            return False
-        self.first = number
-        return True
