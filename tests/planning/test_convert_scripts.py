@@ -190,6 +190,8 @@ def test_the_diff_and_the_change(call: Call, folder: Path) -> None:
     for path in (script, folder / "old.sh.orig"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o750
     assert sorted(path.name for path in folder.iterdir()) == ["old.sh", "old.sh.orig", "train.py"]
+    (folder / "other.sh").write_text("torchrun --nproc_per_node=2 train.py\n")
+    assert call("convert", "old.sh", "other.sh").status == 1, "of one that is converted and one that is not"
 
 
 def test_a_script_on_stdin(call: Call, folder: Path) -> None:
