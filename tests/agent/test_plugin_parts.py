@@ -229,7 +229,7 @@ def test_without_a_guard_torchrun_writes_what_it_knows_alone(tmp_path: Path, mon
         ("own", 1, "failed", "host 1", ["tells"]),
         ("own", 1, "succeeded", "host 1", []),
         ("own", 1, "failed", "", []),  # on one node there is nobody to tell
-        ("other", 0, "failed", "host 1", ["hears", "SIGTERM", *["rank runs"] * 2, "ends"]),
+        ("other", 0, "failed", "host 1", ["hears", "SIGTERM", *["rank runs"] * 2, "", "ends"]),
         ("gone", 0, "failed", "host 1", ["tells", "stays"]),
     ],
 )
@@ -237,18 +237,23 @@ def test_of_two_ends_a_node_tells_its_own_or_obeys_the_others_once(
     first: str, node: int, state: str, others: str, calls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
-    ranks = [False, True, True]
+    ranks = ["", "rank runs", "rank runs"]  # seen three times
     store = SimpleNamespace(
         check=lambda names: [1 / 0] if first == "gone" else True,
         get=lambda name: '{"state": "failed"}',
         set=lambda name, text: made.append("tells" if json.loads(text)["state"] == "failed" else text),
     )
+
+    def still_runs(pid: int) -> str:
+        made.append(ranks.pop())
+        return made[-1]
+
     settings = Settings("r", str(tmp_path), node=node, others=others, grace_s=60.0)
     session: Any = SimpleNamespace(settings=settings, pids=(7,), elsewhere=lambda outcome: made.append("hears"))
     write_alone(settings, {"state": state}, 1, 100.0, None)
     nodes = OtherNodes(session, lambda number: made.append("ends"))
     monkeypatch.setattr(nodes, "_store", lambda: store)
-    monkeypatch.setattr(torchrun_end, "read_stat", lambda pid: ranks.pop() and not made.append("rank runs"))
+    monkeypatch.setattr(torchrun_end, "read_stat", still_runs)
     monkeypatch.setattr(time, "sleep", lambda seconds: made.append("stays") if seconds == 2 else None)
     monkeypatch.setattr(os, "kill", lambda pid, number: made.append(signal.Signals(number).name))
     monkeypatch.setattr(threading.Thread, "start", lambda thread: None if first == "own" else thread.run())
