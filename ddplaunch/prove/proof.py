@@ -1,17 +1,15 @@
-"""One proof: its trials, one after the other, and the recorder that is put into their ranks.
+"""One proof: its trials, one after the other, and what they ask the recorder in their ranks for.
 
 The first trial is the launch as it is. The second is one process that gets the samples of all ranks.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from ddplaunch.machine.scratch_tree import remove
 from ddplaunch.planning.launch import Launch
 from ddplaunch.planning.options import Said
 from ddplaunch.prove.claims import Claim, ProofAnswer, still_open
@@ -26,73 +24,41 @@ from ddplaunch.values.resolved import Resolved, Source
 ALONE = "one-process"
 #: The source of flags that a proof sets.
 OWN = Source("flag", "prove")
-#: Starts the recorder in a rank, and then imports the sitecustomize that this file hides, if there is one.
-_SITE = """
-import sys
-sys.path[:] = [entry for entry in sys.path if entry != {folder!r}]
-own = sys.modules.pop("sitecustomize")
-from ddplaunch.prove.in_rank import begin
-begin()
-try:
-    import sitecustomize
-except ImportError as error:
-    if error.name != "sitecustomize":
-        raise
-finally:
-    sys.modules.setdefault("sitecustomize", own)
-"""
-
-
 #: One trial: how its run id ends, the number of its processes, and the flags of its launch.
 Part = tuple[str, int, Said]
 
 
 class Proof:
-    """The trials of one proof, and what their ranks recorded, in a folder that is removed at the end."""
+    """The trials of one proof, and what their ranks recorded."""
 
-    def __init__(self, base: Path, launch: Launch, said: Said, steps: int | None) -> None:
-        """``base`` contains the records, ``said`` are the flags of ``launch``; each trial makes ``steps`` steps [6].
-
-        Raises OSError.
-        """
+    def __init__(self, launch: Launch, said: Said, steps: int | None) -> None:
+        """``said`` are the flags of ``launch``; each trial makes ``steps`` steps [6]."""
         self._launch, self._said, self._steps = launch, said, steps or 6
         self._world = launch.topology.world_size
         self._began_s = time.monotonic()
         self._recorded: dict[str, Recorded] = {}
+
+    def parts(self, base: Path) -> Iterator[Part]:
+        """Yield each trial; ``ended`` has to be called after it. Ranks write to ``base``. Raises OSError."""
         base.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._folder = Path(tempfile.mkdtemp(prefix="prove-", dir=base)).absolute()
-
-    def __enter__(self) -> Proof:
-        """Write what starts the recorder in ranks."""
-        site = self._folder / "site"
-        site.mkdir()
-        (site / "sitecustomize.py").write_text(_SITE.format(folder=str(site)))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Remove the folder."""
-        remove(self._folder)
-
-    def parts(self) -> Iterator[Part]:
-        """Yield each trial; ``ended`` has to be called after it."""
-        yield self._part(RANKS, self._world, self._said)
-        if self._world == 1 or not self._recorded[RANKS].steps():
-            return
-        alone = {name: value for name, value in self._said.items() if name != "gpus"}
-        if (batch := self._launch.numbers.batch_size) and "batch_size" in alone:
-            alone["batch_size"] = Resolved(str(batch.value * self._world), OWN)
-        yield self._part(ALONE, 1, alone)
+        with TemporaryDirectory(prefix="prove-", dir=base.absolute(), ignore_cleanup_errors=True) as folder:
+            self._folder = Path(folder)
+            yield self._part(RANKS, self._world, self._said)
+            if self._world == 1 or not self._recorded[RANKS].steps():
+                return
+            alone = {name: value for name, value in self._said.items() if name != "gpus"}
+            if (batch := self._launch.numbers.batch_size) and "batch_size" in alone:
+                alone["batch_size"] = Resolved(str(batch.value * self._world), OWN)
+            yield self._part(ALONE, 1, alone)
 
     def _part(self, name: str, ranks: int, said: Said) -> Part:
         self._name = name
         (self._folder / name).mkdir()
-        path = ":".join(filter(None, (str(self._folder / "site"), os.environ.get("PYTHONPATH"))))
         device = self._launch.device
         gpus = self._world * (device.value == "cpu" and device.source.kind == "detected")
         asked = f"{self._steps}:{gpus}:{self._folder / name}"
-        values = {VARIABLE: asked, "PYTHONPATH": path, "TORCHDYNAMO_DISABLE": "1"}
-        variables = tuple(Resolved(f"{name}={value}", OWN) for name, value in values.items())
-        return name, ranks, {**said, "env": (*said.get("env", ()), *variables)}
+        variables = (Resolved(f"{VARIABLE}={asked}", OWN), Resolved("TORCHDYNAMO_DISABLE=1", OWN))
+        return name, ranks, {**said, "observe": Resolved(True, OWN), "env": (*said.get("env", ()), *variables)}
 
     def ended(self, problem: Finding | None) -> None:
         """Read what the last trial recorded; keep why it failed: without a step of the ranks there is no other."""
@@ -104,11 +70,11 @@ class Proof:
         if self._problem and not steps and self._problem.code != "trial-ended-early":
             claims = [Claim("the script", "wrong", self._problem.what, self._problem)]
         else:
-            claims = claims_of(self._recorded, self._world)
+            claims = claims_of(self._recorded)
         return ProofAnswer(tuple(claims), self._world, steps, time.monotonic() - self._began_s)
 
 
-def claims_of(recorded: Mapping[str, Recorded], world: int) -> list[Claim]:
+def claims_of(recorded: Mapping[str, Recorded]) -> list[Claim]:
     """Return all claims of a proof; ``recorded`` maps the name of a trial to its recording."""
     if ALONE not in recorded:
         return [still_open("gradients", "there is only one rank, or no step of an optimizer of torch")]

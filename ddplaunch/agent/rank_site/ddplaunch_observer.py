@@ -45,6 +45,14 @@ def begin(path: str, after_import: AfterImport) -> None:
         "torch.utils.data.distributed": observer.samplers,
         "torch.nn.parallel.distributed": observer.parallel,
     }
+    if "DDPLAUNCH_PROVE" in os.environ:
+
+        def prove(_: Any) -> None:
+            import ddplaunch.prove.in_rank
+
+            ddplaunch.prove.in_rank.begin()
+
+        calls["torch"] = prove
     after_import(calls)
 
 

@@ -14,14 +14,13 @@ RANKS = "ranks"
 
 
 def begin() -> None:
-    """Start recording this process if ``VARIABLE`` asks for it."""
-    if VARIABLE in os.environ and "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun itself lacks the latter
-        from ddplaunch.prove.in_rank.recorder import Recorder  # it imports torch
-        from ddplaunch.prove.in_rank.stand_in import stand_in
+    """Start recording this process, as ``VARIABLE`` asks for it."""
+    from ddplaunch.prove.in_rank.recorder import Recorder  # it imports torch
+    from ddplaunch.prove.in_rank.stand_in import stand_in
 
-        steps, gpus, folder = os.environ.pop(VARIABLE).split(":", 2)
-        rank, world = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
-        recorder = Recorder(Path(folder), rank, world, int(steps))
-        recorder.install()
-        if int(gpus):
-            stand_in(int(gpus), partial(recorder.write, "cuda"), recorder.is_own)
+    steps, gpus, folder = os.environ.pop(VARIABLE).split(":", 2)
+    rank, world = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+    recorder = Recorder(Path(folder), rank, world, int(steps))
+    recorder.install()
+    if int(gpus):
+        stand_in(int(gpus), partial(recorder.write, "cuda"), recorder.is_own)

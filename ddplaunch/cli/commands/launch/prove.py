@@ -43,16 +43,16 @@ def prove(typed: TypedLaunch, json: bool | None, steps: int | None, in_place: bo
     first = decided(options, words)
     never_enough = Measure(sys.maxsize, None, value_of(options.timeout_s, 600.0))
     runs = Trials("prove", first, typed, never_enough, in_place=bool(in_place))
-    with Proof(first.base, first.launch, launch, steps) as proof:
+    proof = Proof(first.launch, launch, steps)
 
-        def series() -> Generator[Change, Trial, None]:
-            for part in proof.parts():
-                trial = yield Change(*part)
-                proof.ended(trial.problem)
+    def series() -> Generator[Change, Trial, None]:
+        for part in proof.parts(first.base):
+            trial = yield Change(*part)
+            proof.ended(trial.problem)
 
-        if runs.run_all(series()):
-            return ExitStatus.INTERRUPTED
-        answered = proof.judged()
+    if runs.run_all(series()):
+        return ExitStatus.INTERRUPTED
+    answered = proof.judged()
     if json:
         answer_json(proof_json(answered))
     else:
