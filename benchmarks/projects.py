@@ -1,23 +1,30 @@
-"""Trains with twelve real projects, unchanged, by torchrun, cold and warm, and tells how each ended.
+"""Trains with real projects by torchrun, cold and warm, and tells how each ended and whether it trained the same.
 
     python -m benchmarks.projects FOLDER --python PYTHON
 
 FOLDER holds clones, each under its repository's name; nothing is fetched, and one that is not there is told so. PYTHON
 is an interpreter that has ddplaunch and what the projects import. A project is copied first, and trains there for a few
-steps on tiny data that are made up beside it. Right is what ends as under torchrun and leaves nothing running: some
-projects want GPUs, and fail without them. The table goes to benchmarks/results/projects.md.
+steps on tiny data that are made up beside it; one that sets no seed gets a line that does. Right is what ends as under
+torchrun, leaves nothing running, and has printed and saved the same: some projects want GPUs, and fail without them.
+The table goes to benchmarks/results/projects.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
+import hashlib
 import json
+import operator
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +40,9 @@ WAYS = {
     "cold": ("-m", "ddplaunch", "run", "{ranks}", "--no-forward", "--start", "cold", "--"),
     "warm": ("-m", "ddplaunch", "run", "{ranks}", "--no-forward", "--start", "warm", "--"),
 }
+#: How a training ended, after how many seconds, and what was trained.
+Training = tuple[str, float, set[str]]
+_SAVED = {".bin", ".ckpt", ".pt", ".pth", ".safetensors", ".tar"}
 _LEFT_OUT = shutil.ignore_patterns(".git", "docs", "assets", "notebooks", "*.ipynb")
 
 _IMAGES = """
@@ -45,13 +55,14 @@ for part in PARTS:
             Image.new("RGB", (SIZE, SIZE), (number * 30, 99, ord(kind))).save(f"{part}/{kind}/{number}.jpg")
 """
 _DIGITS = """
-import os, struct
+import os, random, struct
 for place in PLACES:
     folder = f"{place}/MNIST/raw"
     os.makedirs(folder, exist_ok=True)
-    for name, number in (("train", 60000), ("t10k", 10000)):
+    for name, number in (("train", NUMBERS[0]), ("t10k", NUMBERS[1])):
+        pixels = random.Random(0).randbytes(784 * 100)
         with open(f"{folder}/{name}-images-idx3-ubyte", "wb") as file:
-            file.write(struct.pack(">IIII", 2051, number, 28, 28) + os.urandom(784 * 100) * (number // 100))
+            file.write(struct.pack(">IIII", 2051, number, 28, 28) + pixels * (number // 100))
         with open(f"{folder}/{name}-labels-idx1-ubyte", "wb") as file:
             file.write(struct.pack(">II", 2049, number) + bytes(range(10)) * (number // 10))
 """
@@ -59,6 +70,8 @@ _WORDS = """
 import json, os
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+import torch
+torch.manual_seed(0)
 words = "the cat sat on a mat and dog ran to it".split()
 names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[EOS]", *words]
 made = Tokenizer(models.WordLevel({name: place for place, name in enumerate(names)}, unk_token="[UNK]"))
@@ -106,12 +119,50 @@ with open("texts/train.jsonl", "w") as file:
 """
 _CHARACTERS = """
 import os, pickle, random, struct
+random.seed(0)
 os.makedirs("data/mini", exist_ok=True)
 for part in ("train", "val"):
     with open(f"data/mini/{part}.bin", "wb") as file:
         file.write(struct.pack("<2000H", *(random.randrange(32) for _ in range(2000))))
 with open("data/mini/meta.pkl", "wb") as file:
     pickle.dump({"vocab_size": 32}, file)
+"""
+_COLORS = """
+import numpy, os, pickle, random
+os.makedirs(f"{PLACE}/cifar-10-batches-py", exist_ok=True)
+for name in (*(f"data_batch_{part}" for part in range(1, 6)), "test_batch"):
+    with open(f"{PLACE}/cifar-10-batches-py/{name}", "wb") as file:
+        pixels = numpy.frombuffer(random.Random(0).randbytes(16 * 3072), dtype=numpy.uint8).reshape(16, 3072)
+        pickle.dump({"data": pixels, "labels": [number % 10 for number in range(16)]}, file)
+with open(f"{PLACE}/cifar-10-batches-py/batches.meta", "wb") as file:
+    pickle.dump({"label_names": list("0123456789")}, file)
+"""
+_PAPERS = """
+import random
+random.seed(0)
+ids = sorted({word for line in open(f"{PLACE}/cora.cites") for word in line.split()}, key=int)
+with open(f"{PLACE}/cora.content", "w") as file:
+    for paper in ids:
+        words = " ".join(random.choice("0001") for _ in range(WORDS)).replace(" ", "\\t")
+        file.write(f"{paper}\\t{words}\\tsubject{random.randrange(7)}\\n")
+"""
+_SEED = """
+import re
+with open(SCRIPT) as file:
+    text = file.read()
+seed = "import random, numpy, torch; torch.manual_seed(1); random.seed(1); numpy.random.seed(1)"
+if UNCHECKED:
+    seed += "; import torchvision; torchvision.datasets.cifar.check_integrity = lambda *_: True"
+with open(SCRIPT, "w") as file:
+    file.write(re.sub("(?m)^((?:import|from) torch.*)$", rf"\\1\\n{seed}", text, count=1))
+"""
+_TEXTS = """
+import random
+random.seed(0)
+for part in ("train", "valid", "test"):
+    with open(f"{part}.txt", "w") as file:
+        for _ in range(60):
+            file.write(" ".join(random.choice(("cat", "dog", "mat")) for _ in range(12)) + "\\n")
 """
 _UNET = """
 import json
@@ -137,9 +188,18 @@ def _two(source: str, **names: object) -> str:
     return "\n".join(f"{name} = {value!r}" for name, value in names.items()) + source
 
 
+def _seeded(script: str, unchecked: bool = False) -> str:
+    return _two(_SEED, SCRIPT=script, UNCHECKED=unchecked)
+
+
+def _digits(*places: str, numbers: tuple[int, int] = (600, 200)) -> str:
+    return _two(_DIGITS, PLACES=places, NUMBERS=numbers)
+
+
 _LIGHTNING = "--trainer.accelerator=cpu --trainer.devices=2 --trainer.strategy=ddp --trainer.max_epochs=1"
 _FABRIC = {"LT_CLI_USED": "1", "LT_ACCELERATOR": "cpu", "LT_STRATEGY": "ddp", "LT_DEVICES": "2"}
 _QUIET = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false"}
+_HERE = {"PYTHONPATH": "{project}"}
 PROJECTS = {
     "nanoGPT": Project(
         "nanoGPT",
@@ -182,7 +242,9 @@ PROJECTS = {
     ),
     "diffusers": Project(
         "diffusers",
-        _two(_IMAGES, PARTS=["images"], SIZE=16) + _UNET,
+        _two(_IMAGES, PARTS=["images"], SIZE=16)
+        + _UNET
+        + _seeded("examples/unconditional_image_generation/train_unconditional.py"),
         "examples/unconditional_image_generation/train_unconditional.py --train_data_dir images "
         "--model_config_name_or_path config.json --resolution 16 --train_batch_size 4 "
         "--num_epochs 1 --ddpm_num_inference_steps 2 --eval_batch_size 2 --output_dir out",
@@ -191,33 +253,134 @@ PROJECTS = {
     "accelerate": Project("accelerate", _WORDS + _BERT, "examples/nlp_example.py --cpu", environ=_QUIET),
     "Lightning": Project(
         "pytorch-lightning",
-        _two(_DIGITS, PLACES=["data", "examples/Datasets"]),
+        _digits("data", "examples/Datasets", numbers=(60000, 10000)),
         f"examples/pytorch/basics/autoencoder.py {_LIGHTNING} --trainer.limit_train_batches=3 "
         "--trainer.limit_val_batches=1 --trainer.limit_test_batches=1 --trainer.limit_predict_batches=1",
     ),
     "Fabric": Project(
         "pytorch-lightning",
-        _two(_DIGITS, PLACES=["Datasets"]),
+        _digits("Datasets"),
         "examples/fabric/image_classifier/train_fabric.py --epochs=1 --dry-run",
         environ=_FABRIC,
     ),
     "hydra template": Project(
         "lightning-hydra-template",
-        _two(_DIGITS, PLACES=["data"]),
+        _digits("data", numbers=(60000, 10000)),
         "src/train.py trainer=ddp trainer.accelerator=cpu trainer.devices=2 trainer.max_epochs=1 "
         "trainer.min_epochs=1 +trainer.limit_train_batches=3 +trainer.limit_val_batches=1 "
-        "+trainer.limit_test_batches=1 trainer.sync_batchnorm=False test=False callbacks=none",
+        "+trainer.limit_test_batches=1 trainer.sync_batchnorm=False test=False callbacks=none seed=1",
     ),
     "imagenet": Project(
         "examples",
         _two(_IMAGES, PARTS=["images/train", "images/val"], SIZE=64),
-        "imagenet/main.py -a squeezenet1_1 --dist-url env:// --dist-backend gloo --epochs 1 -b 8 -j 1 -p 1 images",
+        "imagenet/main.py -a squeezenet1_1 --dist-url env:// --dist-backend gloo --epochs 1 -b 8 -j 1 -p 1 "
+        "--seed 1 images",
     ),
     "torchvision references": Project(
         "vision",
         _two(_IMAGES, PARTS=["images/train", "images/val"], SIZE=64),
         "references/classification/train.py --data-path images --model resnet18 --device cpu "
         "--epochs 1 --batch-size 4 --workers 1",
+    ),
+    "mnist": Project(
+        "examples", _digits("data"), "main.py --epochs 1 --no-accel --batch-size 100 --log-interval 1", "mnist"
+    ),
+    "mnist_rnn": Project("examples", _digits("data"), "main.py --epochs 1 --log-interval 1", "mnist_rnn"),
+    "mnist_hogwild": Project(
+        "examples", _digits("data"), "main.py --epochs 1 --log-interval 1", "mnist_hogwild", ranks=1
+    ),
+    "vae": Project("examples", _digits("data"), "main.py --epochs 1 --no-accel --log-interval 1", "vae", ranks=1),
+    "dcgan": Project(
+        "examples",
+        "",
+        "dcgan/main.py --dataset fake --dataroot . --niter 1 --ngf 8 --ndf 8 --dry-run --manualSeed 1 --workers 1",
+        ranks=1,
+    ),
+    "word_language_model": Project(
+        "examples",
+        _TEXTS,
+        "word_language_model/main.py --data . --epochs 1 --emsize 8 --nhid 8 --nlayers 1 --batch_size 4 "
+        "--log-interval 1",
+        ranks=1,
+    ),
+    "regression": Project("examples", _seeded("regression/main.py"), "regression/main.py"),
+    "makemore": Project(
+        "makemore", "", "makemore.py --max-steps 31 --n-layer 1 --n-head 2 --n-embd 16 --num-workers 1"
+    ),
+    "pygcn": Project("pygcn", _two(_PAPERS, PLACE="data/cora", WORDS=20), "train.py --epochs 3", "pygcn", _HERE),
+    "pyGAT": Project("pyGAT", _two(_PAPERS, PLACE="data/cora", WORDS=20), "train.py --epochs 2 --hidden 2", ranks=1),
+    "graphsage": Project(
+        "graphsage-simple",
+        _two(_PAPERS, PLACE="cora", WORDS=1433) + _seeded("graphsage/model.py"),
+        "-m graphsage.model",
+        environ=_HERE,
+    ),
+    "TCN": Project(
+        "TCN",
+        "",
+        "add_test.py --cuda --epochs 1 --seq_len 16 --levels 2 --nhid 5 --batch_size 2000 --log-interval 5",
+        "TCN/adding_problem",
+    ),
+    "torchdiffeq": Project(
+        "torchdiffeq",
+        _seeded("examples/ode_demo.py"),
+        "examples/ode_demo.py --niters 4 --test_freq 2 --data_size 100",
+        environ=_HERE,
+    ),
+    "pytorch-examples": Project("pytorch-examples", _seeded("nn/two_layer_net_optim.py"), "nn/two_layer_net_optim.py"),
+    "PyTorch-GAN": Project(
+        "PyTorch-GAN",
+        _digits("data/mnist") + _seeded("implementations/gan/gan.py"),
+        "gan.py --n_epochs 1",
+        "implementations/gan",
+    ),
+    "pyro": Project("pyro", "", "examples/lda.py -n 3 -d 40 -w 32 -wd 8 -t 2 -l 8-8 -b 8", environ=_HERE),
+    "hamiltonian-nn": Project(
+        "hamiltonian-nn", "", "experiment-spring/train.py --verbose --total_steps 5 --print_every 1", ranks=1
+    ),
+    "schedule_free": Project(
+        "schedule_free",
+        _digits("examples/data"),
+        "main.py --epochs 1 --no-cuda --log-interval 1",
+        "examples/mnist",
+        _HERE,
+    ),
+    "char-rnn": Project(
+        "char-rnn.pytorch",
+        _TEXTS + _seeded("train.py"),
+        "train.py train.txt --n_epochs 2 --print_every 1 --hidden_size 8 --chunk_len 20 --batch_size 4",
+        ranks=1,
+    ),
+    "ignite mnist": Project(
+        "ignite", _digits(".") + _seeded("examples/mnist/mnist.py"), "examples/mnist/mnist.py --epochs 1"
+    ),
+    "ignite cifar10": Project(
+        "ignite",
+        _two(_COLORS, PLACE="data") + _seeded("examples/cifar10/main.py", unchecked=True),
+        "examples/cifar10/main.py run --backend gloo --data_path data --output_path out --batch_size 16 "
+        "--num_workers 2 --num_epochs 2 --num_warmup_epochs 1 --log_every_iters 1",
+    ),
+    "lenet5": Project(
+        "komputasi-paralel-ddp-lenet5",
+        _two(_COLORS, PLACE="data") + _seeded("train_ddp.py", unchecked=True),
+        "train_ddp.py --epochs 2 --batch-size 8 --data-root data --checkpoint out/lenet5.pt --latency-iters 2",
+        environ={"LOCALAPPDATA": "{project}"},
+    ),
+    "mmengine": Project(
+        "mmengine",
+        _two(_COLORS, PLACE="data/cifar10") + _seeded("examples/distributed_training.py", unchecked=True),
+        "examples/distributed_training.py --launcher pytorch",
+    ),
+    "federated-learning": Project(
+        "federated-learning",
+        _digits("data/mnist") + _seeded("main_nn.py") + "import os\nos.makedirs('log', exist_ok=True)\n",
+        "main_nn.py --dataset mnist --epochs 1 --gpu -1",
+    ),
+    "Happy-LLM": Project(
+        "Happy-LLM",
+        _WORDS + _LLAMA,
+        "train_pretrain.py --data_path texts/train.jsonl --tokenizer_path model --out_dir out --dim 16 --n_layers 1 "
+        "--n_heads 2 --max_seq_len 16 --batch_size 2 --grad_accum_steps 1 --log_interval 1",
     ),
 }
 
@@ -228,7 +391,8 @@ def _ready(project: Project, clone: Path, folder: Path, python: str) -> dict[str
     home = folder.parent / "home"
     home.mkdir(exist_ok=True)
     own = {name: value.format(project=folder) for name, value in project.environ.items()}
-    environ = {**os.environ, "HOME": str(home), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **own}
+    same = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTHONWARNINGS": "ignore"}
+    environ = {**os.environ, "HOME": str(home), **same, **own}
     if project.prepare:
         subprocess.run([python, "-c", project.prepare], cwd=folder, env=environ, check=True, timeout=DEADLINE_S)
     return environ
@@ -250,70 +414,117 @@ def _left(folder: Path) -> list[str]:
         time.sleep(0.2)
 
 
-def one(project: Project, clone: Path, way: str, python: str, logs: Path) -> tuple[str, float]:
-    """Train once; return how that ended (``status 0``) and the seconds. ``logs`` gets what was said."""
+def _trained(said: str, folder: Path, began: float) -> set[str]:
+    """Return the numbers with three or more decimals that ranks printed, and hashes of the tensors that were saved."""
+    records = [path.read_text(errors="replace") for path in folder.rglob(".ddplaunch/runs/*/*/*/rank-*.*")]
+    said = "\n".join(records) or said  # our console has the output of rank 0 only
+    found = set(re.findall(r"\d+\.\d{3,}(?:e[-+]?\d+)?", said))
+    for path in folder.rglob("*"):
+        if path.suffix not in _SAVED or path.stat().st_mtime < began:
+            continue
+        tensors = [path.read_bytes()]
+        with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as saved:
+            tensors = [saved.read(name) for name in saved.namelist() if "/data/" in name]
+        found.update(f"{path.name} {hashlib.sha256(tensor).hexdigest()}" for tensor in tensors)
+    return found
+
+
+def one(project: Project, clone: Path, way: str, python: str, logs: Path) -> Training:
+    """Train once; return how that ended (``status 0``), the seconds and what was trained. ``logs`` gets the output."""
     with tempfile.TemporaryDirectory(prefix="ddplaunch-project-", ignore_cleanup_errors=True) as name:
         folder = Path(name).resolve() / "project"
         environ = _ready(project, clone, folder, python)
         words = [word.format(ranks=project.ranks) for word in WAYS[way]]
-        began = time.monotonic()
+        wall, began = time.time(), time.monotonic()
         status, said = run_to_end(
             [python, *words, *project.words.split()], folder / project.within, environ, DEADLINE_S
         )
         seconds = time.monotonic() - began
         left = _left(folder)
+        trained = _trained(said, folder, wall)
     logs.write_text(said, encoding="utf-8")
     how = f"hung for {DEADLINE_S} s" if status is None else f"status {status}"
     if way == "warm" and "cold start" in said:
         how += ", not warm"
-    return f"{how}, left {len(left)} processes" if left else how, seconds
+    return f"{how}, left {len(left)} processes" if left else how, seconds, trained
 
 
-def table(found: Mapping[str, Mapping[str, list[tuple[str, float]]]], about: str) -> str:
-    """Return the table: how each project ended in each way, with the seconds of its fastest training."""
-    lines = ["# Real projects", "", about, "", "| project | " + " | ".join(WAYS) + " |", "|---" * (len(WAYS) + 1) + "|"]
+def lost(ways: Mapping[str, list[Training]], way: str) -> tuple[int, int]:
+    """Return how much one by ``way`` lacks of what all trainings by torchrun have in common, and how much that is."""
+    known = functools.reduce(operator.and_, (trained for _, _, trained in ways["torchrun"]))
+    return max(len(known - trained) for _, _, trained in ways[way]), len(known)
+
+
+def table(found: Mapping[str, Mapping[str, list[Training]]], about: str) -> str:
+    """Return the table: how each project ended in each way, the seconds of its fastest training and what was equal."""
+    lines = ["# Real projects", "", about, "", "| project | " + " | ".join(WAYS) + " | equal |"]
+    lines.append("|---" * (len(WAYS) + 2) + "|")
     for name, ways in found.items():
         cells = []
         for way in WAYS:
             ends = ways.get(way, [])
-            hows = list(dict.fromkeys(how for how, _ in ends))
-            cells.append(f"{'; '.join(hows)}, {min(s for _, s in ends):.0f} s" if ends else "not there")
+            hows = list(dict.fromkeys(how for how, _, _ in ends))
+            cells.append(f"{'; '.join(hows)}, {min(s for _, s, _ in ends):.0f} s" if ends else "not tried")
+        if ways:
+            number = lost(ways, "torchrun")[1]
+            lacks = [f"{way} lacks {lost(ways, way)[0]}" for way in WAYS if lost(ways, way)[0]]
+            cells.append(
+                f"{'; '.join(lacks)} of {number}" if lacks else f"all {number}" if number else "nothing to compare"
+            )
+        else:
+            cells.append("")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
-    """Train with every project that is there; write the table; exit with 1 where one ended otherwise than torchrun."""
+    """Train with every project that is there; write the table; exit with 1 where one differed from torchrun."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="with the clones")
     parser.add_argument("--python", default=sys.executable, help="that has ddplaunch and what the projects import")
-    parser.add_argument("--only", default="", help="projects whose name contains it")
+    parser.add_argument("--only", default="", help="these projects, with commas [all]")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--logs", type=Path, help="keep what was said here")
+    parser.add_argument(
+        "--logs", type=Path, help="keep what was said here; a project that has its logs is not run again"
+    )
     parser.add_argument("--no-write", action="store_true", help="print only")
     options = parser.parse_args()
     logs = options.logs or Path(tempfile.mkdtemp(prefix="ddplaunch-projects-"))
     logs.mkdir(parents=True, exist_ok=True)
-    found: dict[str, dict[str, list[tuple[str, float]]]] = {}
-    for name, project in PROJECTS.items():
-        if options.only not in name:
-            continue
+    found: dict[str, dict[str, list[Training]]] = {}
+    for name in options.only.split(",") if options.only else PROJECTS:
+        project = PROJECTS[name]
         ways = found.setdefault(name, {})
+        ended = logs / f"{name.replace(' ', '-')}.json"
+        if ended.exists():
+            for way, how, seconds, trained in json.loads(ended.read_text(encoding="utf-8")):
+                ways.setdefault(way, []).append((how, seconds, set(trained)))
+            continue
         if not (clone := options.folder.resolve() / project.folder).is_dir():
             continue
         for number in range(options.rounds):
-            for way in WAYS:
-                end = one(project, clone, way, options.python, logs / f"{name.replace(' ', '-')}-{way}-{number}.txt")
+            for place, way in enumerate((*WAYS, "torchrun")):  # twice by torchrun: what differs then, may differ
+                end = one(
+                    project, clone, way, options.python, ended.with_name(f"{ended.stem}-{way}-{number}-{place}.txt")
+                )
                 ways.setdefault(way, []).append(end)
                 print(f"{name}, {way}: {end[0]}, {end[1]:.0f} s", flush=True)
-    about = "`python -m benchmarks.projects`: two ranks on the CPU (one of minGPT, timm and open_clip), "
-    about += f"{options.rounds} of each, load {os.getloadavg()[0]:.0f} at the end."
+        ended.write_text(
+            json.dumps([(way, how, s, sorted(t)) for way, ends in ways.items() for how, s, t in ends]), encoding="utf-8"
+        )
+        print(f"{name}: {[(way, *lost(ways, way)) for way in WAYS]}", flush=True)
+    about = "`python -m benchmarks.projects`: two ranks on the CPU, or one where two would write the same files; "
+    about += f"{options.rounds} of each and twice as many by torchrun, load {os.getloadavg()[0]:.0f} at the end. "
+    about += (
+        "Equal: the numbers that were printed and the tensors that were saved, as far as torchrun has them each time."
+    )
     text = table(found, f"{about} {json.dumps(machine())}")
     print(text)
     if not options.no_write:
         RESULTS.write_text(text, encoding="utf-8")
-    ends = [[{how for how, _ in one} for one in ways.values()] for ways in found.values()]
-    raise SystemExit(any(each != ways[0] for ways in ends for each in ways))
+    ends = [[{how for how, _, _ in trainings} for trainings in ways.values()] for ways in found.values()]
+    differ = any(lost(ways, way)[0] for ways in found.values() if ways for way in WAYS)
+    raise SystemExit(differ or any(each != ways[0] for ways in ends for each in ways))
 
 
 if __name__ == "__main__":
