@@ -86,11 +86,14 @@ def _values(args: list[str], option: DeclaredOption, declared: Sequence[Declared
         name, equals, attached = token.partition("=")
         if _names(name, option, declared):
             if not option.takes_value:
-                yield "False" if option.kind == STORE_FALSE or _is_negation(name, option) else "True"
+                negated = name.startswith("--no") and len(option.flags) > 1 and name != option.flags[0]
+                yield "False" if option.kind == STORE_FALSE or negated else "True"
             elif equals:
                 yield attached
-            elif position + 1 < len(args) and _is_value(args[position + 1]):
-                yield args[position + 1]
+            elif position + 1 < len(args):
+                following = args[position + 1]
+                if not following.startswith("-") or following == "-" or _NUMBER.match(following):
+                    yield following
         else:
             yield from _attached_to_short(token, option, declared)
 
@@ -112,14 +115,6 @@ def _names(name: str, option: DeclaredOption, declared: Sequence[DeclaredOption]
 
 def _bare(flag: str) -> str:
     return flag.lstrip("-").replace("_", "-")
-
-
-def _is_negation(name: str, option: DeclaredOption) -> bool:
-    return name.startswith("--no") and len(option.flags) > 1 and name != option.flags[0]
-
-
-def _is_value(token: str) -> bool:
-    return not token.startswith("-") or token == "-" or _NUMBER.match(token) is not None
 
 
 def _attached_to_short(token: str, option: DeclaredOption, declared: Sequence[DeclaredOption]) -> Iterator[str]:

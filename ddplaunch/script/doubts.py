@@ -22,8 +22,8 @@ _OVERWRITES = re.compile(
 )
 # A program that reads its arguments otherwise if there are as many.
 _AS_MANY = re.compile(r"argv(?:\)|\.__len__\(\)) == ([2-9])")
-# Names that choose the unit in which a batch is counted; of TRL's, which no other batch is a multiple of.
-_UNIT_NAME = re.compile(r"\b(?:batch_(?:size_)?(?:type|unit)|num_generations)\b")
+# Names that choose the unit in which a batch is counted.
+_UNIT_NAME = re.compile(r"\bbatch_(?:size_)?(?:type|unit)\b")
 #: What counts no samples, in the help of an option.
 TOKENS = re.compile(r"(?i)\btokens?\b")
 _OTHER_UNITS = re.compile(r"max-(?:duration|tokens)|(?:train-)?batch-(?:duration|tokens|size-tokens)|tokens-per-\S+")
@@ -76,6 +76,12 @@ _TRAINERS = re.compile(
     r"from (?:transformers|sentence_transformers|trl|unsloth|optimum|swift)[\w.]* import (?:\([^)]*|[^\n]*)Trainer\b"
     r"|\btransformers\.trainer\b|\b\w+\.(?:Seq2Seq)?Trainer\b"
 )
+# For kinds of numbers a pattern of what keeps them from arriving, wherever it stands, and what that does.
+_ANYWHERE = (
+    ("", r"\bsys\.argv(?: *\+=|\.(?:append|extend|insert)\()", "adds to `sys.argv`"),
+    ("accum", r"\bassert self\.[\w.]*accum\w* == 1\b", "asserts that nothing accumulates"),
+    ("batch", r"GRPO(?:Config|Trainer)|\bnum_generations\b", "takes only groups of `num_generations`"),
+)
 
 
 def doubt_of(option: DeclaredOption, uses: Sequence[Use], flow: Flow, others: Collection[str]) -> str:
@@ -84,9 +90,13 @@ def doubt_of(option: DeclaredOption, uses: Sequence[Use], flow: Flow, others: Co
     ``uses`` are all uses of options, ``others`` the numbers by which a batch may be multiplied or divided.
     """
     flag, meaning = option.flags[0], option.meaning or ""
+    kept_out = _kept_out(meaning, flow)
+    if kept_out:
+        return kept_out
     if option.kind == "Trainer" and any(_TRAINERS.search(file.text) for file in flow.program.files.values()):
         constant = meaning == "warmup_steps" and flow.known.option("lr_scheduler_type") in ("constant", UNKNOWN)
-        return "a `constant` schedule has no warmup" if constant else _own_step(flow) if meaning == "accum" else ""
+        clause = "the schedule may be `constant`, which has no warmup"
+        return clause if constant else _own_step(flow) if meaning == "accum" else ""
     if not meaning.endswith("batch_size") and meaning not in ENDS:
         return ""
     changed = _changed(option, flow)
@@ -109,6 +119,19 @@ def doubt_of(option: DeclaredOption, uses: Sequence[Use], flow: Flow, others: Co
     if ending:
         return f"{ending[0].at} may change the value"
     return f"`{flag}` was followed to {running[-1].at if running else option.at}, not to {end}"
+
+
+def _kept_out(meaning: str, flow: Flow) -> str:
+    """Return what in any file keeps a number from arriving, as a clause; empty if nothing does."""
+    return next(
+        (
+            f"{file.shown} {clause}"
+            for kind, pattern, clause in _ANYWHERE
+            for file in flow.program.files.values()
+            if meaning and meaning.startswith(kind) and re.search(pattern, file.text)
+        ),
+        "",
+    )
 
 
 def _own_step(flow: Flow) -> str:
@@ -222,9 +245,17 @@ def _steps_itself(flow: Flow) -> bool:
 
 
 # What accelerate has under its own launcher, unless the script makes it.
-_OF_LAUNCHER = re.compile(r"(?ms)\A(?!.*DeepSpeedPlugin\().*^[ \t]+([\w.]+\.deepspeed_plugin)\.deepspeed_config\[")
-# A loss from a method of the module that a wrapper holds.
-_INSIDE = re.compile(r"(?m)^[ \t]+(?!val|eval|test)\w*loss[^=\n]*= *(([\w.]+)\.module\.\w+)\(")
+_OF_LAUNCHER = re.compile(
+    r"(?ms)\A(?!.*DeepSpeedPlugin\().*^[ \t]+(?:\w+ = (?=Dummy))?"
+    r"([\w.]+\.deepspeed_plugin(?=\.deepspeed_config\[)|DummyOptim(?=\())"
+)
+# A loss from a method of the module that a wrapper holds, or of a model: a wrapper has none.
+_INSIDE = re.compile(
+    r"(?m)^[ \t]+(?!val|eval|test)\w*loss[^=\n]*= *"
+    r"(([\w.]+(?=\.module\.)|[\w.]*model)(?:\.module)?\.(?!module\b|forward\b)\w+)\("
+)
+# What shares the samples of one batch among ranks, as the pieces of long ones.
+_SHARES = re.compile(r"(?i)\b\w*(?:seq(?:uence)?|context)_?parallel\w*|\b\w*(?:ring|ulysses)_att\w*")
 
 
 def past_wrapper(flow: Flow) -> str:
@@ -233,9 +264,11 @@ def past_wrapper(flow: Flow) -> str:
         text = part.source.text
         if launched := _OF_LAUNCHER.search(text):
             return f"`{launched[1]}` in {part.source.shown} is there under `accelerate launch` alone"
-        inside = part.calls_of("backward") and _INSIDE.search(text)
+        inside, shares = (part.calls_of("backward") and each.search(text) for each in (_INSIDE, _SHARES))
         if inside and f"= {inside[2]}(" not in text:
-            return f"`{inside[1]}` in {part.source.shown} goes past the wrapper that joins gradients"
+            return f"`{inside[1]}` in {part.source.shown} may go past the wrapper that joins gradients"
+        if shares:
+            return f"`{shares[0]}` in {part.source.shown} may share one batch among ranks"
     return ""
 
 
@@ -252,7 +285,7 @@ def _changed(option: DeclaredOption, flow: Flow) -> str:
     flag, own = option.flags[0], option.parser in ("argparse", "click")
     if own and flow.is_own(option.kind or ""):
         return f"`{option.kind}` converts the value of `{flag}` ({option.at})"
-    if option.parser == "argparse" and option.kind is None and is_number(option.default or ""):
+    if option.parser == "argparse" and option.kind is None and is_number(option.default or "0"):
         return f"`{flag}` has no type, its value stays text ({option.at})"
     for part in flow.parts:
         as_many = _AS_MANY.search(part.source.text)

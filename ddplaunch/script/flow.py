@@ -64,7 +64,7 @@ LOADERS = re.compile(r"(?i:loader|batchsampler|sampler\b|dataset\b|^rand(?:n|int
 _SCHEDULES = re.compile(r"(?i)sched|warm|cosine|anneal|lambda")
 OPTIMIZERS = re.compile(r"(?i:adam|sgd|lion|lamb\b|adafactor|rmsprop|muon|optim)")
 # Where a name gets what a file holds, unless arguments are merged into it.
-_LOADED = r"\b(?!args|opt)%s = [\w.]*load\w*\((?!.*\bargs[,)])"
+_LOADED = r"\b(?!args|opt)%s = [\w.]*(?:load|(?:get|read|parse)_c(?:on)?fi?g)\w*\((?!.*\bargs[,)])"
 _OWN_NAMES = frozenset({"click", "fire", "jsonargparse"})
 _MANY = 8
 _DEPTH = 14

@@ -268,18 +268,15 @@ class _Reader:
         )
         worlds = {dict(rule.powers).get(WORLD) for rule in rules if rule.at == best.at}
         # the batch may be that before its division, or the script chooses one of several rules when it runs
-        if (shared and len(worlds) > 1) or not all(_is_part(rule, best) for rule in rules):
+        # ``best``, or no other factors: a step towards it, or its schedule
+        part = all(rule.at == best.at or set(rule.powers) <= set(best.powers) for rule in rules)
+        if (shared and len(worlds) > 1) or not part:
             return replace(best, powers=(*best.powers, (UNREAD, 1.0)))
         return best
 
 
 def _divided_by_ranks(use: Use) -> bool:
     return min(use.product.power(WORLD), use.product.power(LOCAL_WORLD)) < 0
-
-
-def _is_part(rule: LrRule, whole: LrRule) -> bool:
-    """Return whether a rule is ``whole``, or uses no other factors: a step towards it, or its schedule."""
-    return rule.at == whole.at or set(rule.powers) <= set(whole.powers)
 
 
 def _shared(options: Sequence[DeclaredOption]) -> dict[Meaning, list[DeclaredOption]]:

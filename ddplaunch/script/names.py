@@ -288,7 +288,7 @@ _COMPOSED: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         "accum",
         re.compile(
-            r"(?:n-|num-)?(?:grad(?:ient)?s?-)?(?:acc|accum|accumulate|accumulation)(?:-grad(?:ient)?s?)?"
+            r"(?:n-|num-)?(?:grad(?:ient)?s?-)?(?:(?<!^)acc|acc(?!-factor)|accum|accumulate|accumulation)(?:-grad(?:ient)?s?)?"
             r"-(?:batches|steps?|every|iters?|iterations?|freq|num|count|factor)"
         ),
     ),

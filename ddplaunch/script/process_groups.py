@@ -326,7 +326,8 @@ def devices_of(outside: Outside) -> Iterator[FixedDevices]:
             fits_any = devices in _EVERY_DEVICE or (name, devices) == ("num_nodes", 1)
             if name == "device_map":  # transformers spreads a model over the GPUs of all ranks
                 fits_any = devices != "auto"
-            by_launch = fits_any or not flow.made_of(value, part).isdisjoint((WORLD, LOCAL_WORLD))
+            fixed = any(isinstance(each, ast.Constant) for each, _ in flow.bound(value, part))
+            by_launch = fits_any or not (fixed or flow.made_of(value, part).isdisjoint((WORLD, LOCAL_WORLD)))
             if not by_launch and outside.obstacle(node, part) is None:
                 yield FixedDevices(name, _number_of(devices, name), at(node, part.source))
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
-from ddplaunch.script.names import FunctionNodes, aliases_of, dotted, string
+from ddplaunch.script.names import FunctionNodes, aliases_of, dotted, environment_variable, string
 from ddplaunch.script.program import LocalFile, Program, is_main_guard
 from ddplaunch.script.source import ParsedFile
 from ddplaunch.values.frozen import dataclass
@@ -82,8 +82,8 @@ def environment_names(part: ReachablePart) -> Iterator[str]:
     for node in part.of(ast.Subscript, ast.Call, ast.Compare) if _ENVIRONMENT.search(part.source.text) else ():
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and is_environ(node.value, part):
             name = string(node.slice)
-        elif isinstance(node, ast.Call) and node.args and _looks_up(node, part):
-            name = string(node.args[0])
+        elif isinstance(node, ast.Call):
+            name = environment_variable(node, part.aliases)
         elif isinstance(node, ast.Compare) and any(is_environ(item, part) for item in node.comparators):
             name = string(node.left)
         else:
@@ -95,12 +95,6 @@ def environment_names(part: ReachablePart) -> Iterator[str]:
 def is_environ(node: ast.AST, part: ReachablePart) -> bool:
     """Return whether this is ``os.environ``."""
     return dotted(node, part.aliases) == "os.environ"
-
-
-def _looks_up(call: ast.Call, part: ReachablePart) -> bool:
-    if dotted(call.func, part.aliases) == "os.getenv":
-        return True
-    return isinstance(call.func, ast.Attribute) and call.func.attr == "get" and is_environ(call.func.value, part)
 
 
 def reachable_parts(program: Program) -> list[ReachablePart]:

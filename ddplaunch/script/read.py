@@ -93,7 +93,7 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
     declared = tuple(dict.fromkeys(option for option in found if option is not None))
     flow = Flow(program, parts)
     config = configuration(flow, program, declared, args, cwd)
-    options = config.added_to(declared)
+    options = (*(config.unknown or declared), *config.options)
     flow.forget(config.settled)
     values = {**dict(config.facts), **_known_values(options, args, parts)}
     flow.use_conditions(options, values)
@@ -114,9 +114,9 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
     loads = any(
         not (call.args and string(call.args[0]))
         for part in parts
-        for call in part.calls_of("import_module", "__import__")
+        for call in part.calls_of("import_module", "__import__", "system")
     )
-    mistakes = mistakes_of(parts, flow) if ranks.spawns is None and not switched else ()
+    mistakes = () if outside.spawns or switched else mistakes_of(parts, flow)
     devices = list(devices_of(outside))
     apart = _apart(
         ranks,

@@ -35,6 +35,7 @@ WITHOUT_LAUNCHER = (
         (BY_OPTION + "dist.init_process_group('nccl', init_method=args.url)\n", 7, "dist.init_process_group()"),
         (f"if debug:\n    {PORT}{GROUP}", 0, ""),
         (WITHOUT_LAUNCHER, 0, ""),
+        (f"{PORT}{GROUP}if n:\n    torch.multiprocessing.spawn(main, nprocs=n)\n", 0, ""),
     ],
 )
 def test_an_address_or_port_of_the_script(tmp_path: Path, body: str, line: int, corrected: str) -> None:

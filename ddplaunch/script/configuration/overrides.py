@@ -64,10 +64,6 @@ class Configured:
     switches: tuple[DeclaredOption, ...] = ()
     settled: frozenset[DeclaredAt] = frozenset()
 
-    def added_to(self, declared: Sequence[DeclaredOption]) -> tuple[DeclaredOption, ...]:
-        """Return the declared options with the defaults that are known, and those of the configuration."""
-        return (*self.unknown, *self.options) if self.unknown else (*declared, *self.options)
-
 
 class _Overrides:
     def __init__(self, ways: Ways, declared: Sequence[DeclaredOption]) -> None:
