@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+from ddplaunch.machine.files import read_plain
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.secrets import hide_text
 
 #: "observed": a line says it. "likely": it fits the lines best. "unknown": nothing decides.
 Certainty = Literal["observed", "likely", "unknown"]
@@ -120,13 +123,16 @@ class Raised:
 class UserCall:
     """A call in the user's code on the way to a failure, with the text of its line if known.
 
-    It is followed by ``folded`` calls in libraries, of which ``library`` was called first.
+    It is followed by ``folded`` calls in libraries, of which ``library`` was called first. ``around`` are its line and
+    the two beside it, numbered and marked, if ``file`` is here and still has its line.
     """
 
     place: str  # "train.py:31 in main"
     source: str = ""
     folded: int = 0
     library: str = ""
+    file: str = ""
+    around: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -261,12 +267,26 @@ def line_of(place: str) -> str:
     return place.split(" in ")[0]
 
 
+def source_around(call: UserCall, lines: int) -> tuple[str, ...]:
+    """Return the call's line in its source, numbered and marked, with ``lines`` before and after it.
+
+    There are none if the file is gone, or another line stands there now.
+    """
+    with suppress(OSError, ValueError, IndexError):
+        number = int(line_of(call.place).rpartition(":")[2])
+        texts = hide_text(read_plain(call.file).decode(errors="replace")).splitlines()
+        if call.source and texts[number - 1].strip().startswith(call.source):
+            around = list(enumerate(texts, 1))[max(0, number - 1 - lines) : number + lines]
+            return tuple(f"{'>' if at == number else ' '}{at:5}  {text}" for at, text in around)
+    return ()
+
+
 def user_calls(frames: Sequence[Frame], sources: Sequence[str]) -> tuple[UserCall, ...]:
     """Return the calls in the user's own code, outermost first, with the number of library calls after each."""
     calls: list[UserCall] = []
     for frame, source in zip(frames, (*sources, *("" for _ in frames)), strict=False):
         if frame.is_own:
-            calls.append(UserCall(frame.place, source[:_SOURCE]))
+            calls.append(UserCall(frame.place, source[:_SOURCE], file=frame.file))
         elif calls:
             package, last = _PACKAGE.search(frame.file), calls[-1]
             library = package[1] if package and last.library in ("", "Python") else last.library or "Python"

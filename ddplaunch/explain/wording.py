@@ -18,7 +18,7 @@ from ddplaunch.explain.decide.recorded import (
     aborted_when_through,
     xid,
 )
-from ddplaunch.explain.diagnosis import Diagnosis, Raised, RankEnd, RunFacts, line_of
+from ddplaunch.explain.diagnosis import Diagnosis, Raised, RankEnd, RunFacts, line_of, source_around
 from ddplaunch.explain.read.lines import Line, reason_text
 from ddplaunch.explain.read.scan import matcher, notes_below
 from ddplaunch.explain.read.trailer import closes_badly, status_text
@@ -61,11 +61,13 @@ def worded(cause: RootCause) -> Diagnosis:
     dumped = bool(cause.dumped) or "Fatal Python error" in line
     concrete = tuple(_command_fixes(cause.code, facts, dumped))
     general = _still_to_do([fix for fix in words.fixes if not (concrete and _GENERAL.search(fix))], facts, dumped)
-    raised = cause.candidate.raised if cause.candidate and cause.speaks else None
+    raised, calls = cause.candidate.raised if cause.candidate and cause.speaks else None, cause.calls
     if cause.candidate and raised:
         raised = replace(raised, notes=notes_below(cause.candidate.line, scanned))
         if facts.just_ended:
             concrete = (*_close_names(raised, facts), *concrete)
+        if calls and not cause.candidate.is_known:
+            calls = (*calls[:-1], replace(calls[-1], around=source_around(calls[-1], 1)))
     if cause.code == "gpu-fault" and (reported := xid(facts)):
         words = words._replace(why=f"{reported}; {words.why}")
     diagnosis = Diagnosis(
@@ -78,7 +80,7 @@ def worded(cause: RootCause) -> Diagnosis:
         cause.host,
         tuple(dict.fromkeys(line.evidence for line in cause.lines)),
         raised,
-        cause.calls,
+        calls,
         cause.told and bool(facts.stopped_by or facts.signal == SIGNALS["SIGINT"]),
     )
     return as_warned(diagnosis, facts.findings)

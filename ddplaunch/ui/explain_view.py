@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ddplaunch.explain.diagnosis import Diagnosis, Echo, Explanation, UserCall
+from ddplaunch.explain.diagnosis import Diagnosis, Echo, Evidence, Explanation, UserCall
 from ddplaunch.explain.signatures import Signature
 from ddplaunch.explain.stacks.parse import RankStack, place_of
 from ddplaunch.ui.speech import finding_text, findings_text
@@ -34,10 +34,7 @@ def explanation_text(explanation: Explanation, names: str, terminal: Terminal, r
         return terminal.page(terminal.lines(f"nothing failed in {names}: {diagnosis.what}"))
     story = story_lines(diagnosis, terminal, _CALLS, _NOTES)
     for line in diagnosis.evidence[:_EVIDENCE]:
-        # a path from the root is a file of the script
-        file = f"{record}/{line.file}" if record and line.line and line.file[:1] not in "/<" else line.file
-        place = f"{file}:{line.line}" if line.line else file
-        story += terminal.lines(f"{place}: {line.text}", "  evidence: ")
+        story += terminal.lines(f"{_place(line, record)}: {line.text}", "  evidence: ")
     story += followed_lines(explanation.cascade, terminal)
     likely = " (likely)" if diagnosis.certainty == "likely" else ""
     finding = as_finding(replace(diagnosis, what=diagnosis.what + likely, evidence=()), None, _FIXES)
@@ -62,12 +59,15 @@ def as_finding(diagnosis: Diagnosis, record: str | None, fixes: int = 2) -> Find
         places.append(f"rank {diagnosis.rank}" + (f" on {diagnosis.host}" if diagnosis.host else ""))
     elif diagnosis.host and diagnosis.host not in diagnosis.what:
         places.append(diagnosis.host)
-    if diagnosis.evidence and (first := diagnosis.evidence[0]).line:
-        place = f"{first.file}:{first.line}"
-        of_record = record and place[:1] not in "/<"
-        places.append(f"{record}/{place}" if of_record else place)
+    places += [_place(line, record) for line in diagnosis.evidence[:1] if line.line]
     fix = "\nor: ".join(diagnosis.fixes[:fixes]) or "`ddplaunch explain` shows all that is known"
     return Finding(diagnosis.code, Severity.ERROR, diagnosis.what, diagnosis.why, fix, tuple(places))
+
+
+def _place(line: Evidence, record: str | None) -> str:
+    """Return a line's file and number; a path from the root is a file of the script, others are in ``record``."""
+    file = f"{record}/{line.file}" if record and line.line and line.file[:1] not in "/<" else line.file
+    return f"{file}:{line.line}" if line.line else file
 
 
 def story_lines(diagnosis: Diagnosis, terminal: Terminal, calls: int, notes: int, named: bool = True) -> list[str]:
@@ -84,7 +84,7 @@ def story_lines(diagnosis: Diagnosis, terminal: Terminal, calls: int, notes: int
 
 
 def calls_text(calls: Sequence[UserCall], terminal: Terminal, most: int) -> list[str]:
-    """Return the user's calls that led to a failure, each with its source, in at most ``most`` lines.
+    """Return the user's calls that led to a failure, each with its line of source, in at most ``most`` lines.
 
     Successive calls in a library share one line; if there are too many lines, the last ones are shown. Returns no lines
     for a single call without source: the first line of a finding already names its place.
@@ -93,7 +93,7 @@ def calls_text(calls: Sequence[UserCall], terminal: Terminal, most: int) -> list
         return []
     texts = []
     for call in calls:
-        texts.append(f"{call.place}  {call.source}".rstrip())
+        texts += [f"{call.place}  {'' if call.around else call.source}".rstrip(), *call.around]
         texts += [f"  … {count(call.folded, 'call')} in {call.library}"] if call.folded else []
     if len(texts) > most:
         texts = ["…", *texts[1 - most :]]

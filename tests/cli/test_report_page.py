@@ -108,16 +108,17 @@ def test_figures_and_addresses_are_read_from_what_rank_0_printed(
 
 def test_source_is_shown_around_the_failed_line_unless_it_has_changed(folder: Path) -> None:
     directory = record(folder / ".ddplaunch", "first")
-    run, outcome = (json.loads((directory / name).read_text()) for name in ("run.json", "outcome.json"))
-    outcome["diagnosis"]["calls"] = [{"place": "train.py:5 in main", "source": "fail(5)"}]
+    outcome = json.loads((directory / "outcome.json").read_text())
+    outcome["diagnosis"]["calls"] = [
+        {"place": "train.py:5 in main", "source": "fail(5)", "file": str(folder / "train.py")}
+    ]
     (directory / "outcome.json").write_text(json.dumps(outcome))
-    (directory / "run.json").write_text(json.dumps(run | {"cwd": str(folder), "code": {"train.py": "x"}}))
     script = folder / "train.py"
     script.write_text("".join(f"    fail({number})\n" for number in range(1, 12)))
     text = page(folder)
-    shown_lines = re.findall(r"<span(?: class=\"failed-line\")?> *(\d+)      fail\((\d+)\)", text)
+    shown_lines = re.findall(r"<span(?: class=\"failed-line\")?>(?:&gt;)? *(\d+)      fail\((\d+)\)", text)
     assert shown_lines == [(str(number),) * 2 for number in range(2, 9)]
-    assert '<span class="failed-line">    5' in text
+    assert '<span class="failed-line">&gt;    5' in text
     script.write_text(f"# {SECRET}\n" + script.read_text())
     text = page(folder)
     assert 'id="source"' not in text and "train.py:5 in main  fail(5)" in text

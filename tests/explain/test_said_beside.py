@@ -4,15 +4,36 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from pathlib import Path
 
 from ddplaunch.explain.diagnosis import LogSource, RunFacts
 from ddplaunch.explain.explain_logs import explain_texts
-from tests.explain.logs import ended, lost, raised, recorded, told
+from tests.explain.logs import diagnosed, ended, lost, raised, recorded, told
 
+SECRET = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz01234567"
 NOTED = raised(None, "ValueError: invalid literal for int() with base 10: 'x12'")
 NOTE = "while reading shard 7 of train.tsv: column lr\n"
 TAR = "tar: /data/train.tar: Cannot open: No such file or directory\ntar: Error is not recoverable: exiting now\n"
 STARTED = "subprocess.CalledProcessError: Command '['tar', '-xf', '/data/train.tar']' returned non-zero exit status 2."
+
+
+def test_the_source_is_shown_around_an_exception_about_which_nothing_better_is_known(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    text = NOTED.replace("/home/kim/train.py", str(script)).replace("line 31", "line 2")
+    lines = [">    2      step()", "     3  end()"]
+    for source, around in (
+        (f"wandb.login(key='{SECRET}')\n    step()\nend()\n", ["     1  wandb.login(key='***')", *lines]),
+        ("first()\n    stop()\n", []),
+        ("first()\n", []),
+    ):
+        script.write_text(source)
+        assert list(diagnosed(text).calls[-1].around) == around
+    assert diagnosed(raised(None, "KeyError: 'x'")).calls[-1].around == ()
+    script.write_text("\n    step()\n")
+    full = text.replace(
+        text.splitlines()[-1], "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    )
+    assert (found := diagnosed(full)).code == "cuda-out-of-memory" and found.calls[-1].around == ()
 
 
 def test_notes_are_part_of_the_exception() -> None:

@@ -50,7 +50,7 @@ def test_the_first_wait_of_each_rank_counts_with_its_group() -> None:
 
 
 def test_a_first_collective_never_ends_where_all_ranks_wait_in_it() -> None:
-    waits = Stuck(tuple(Waited(rank, LINE, 1, "ALLREDUCE") for rank in range(2)), {0: 0, 1: -1}, 2)
+    waits = Stuck(tuple(Waited(rank, LINE, 1, "ALLREDUCE") for rank in range(2)), {0: 0, 1: -1}, 2, ())
     assert first_never_done(waits) is True
     second = (waits.waited[0], replace(waits.waited[1], seq=2))
     for other in (

@@ -18,7 +18,7 @@ _MOST_RANKS = 1_000_000  # the largest world size that is believed
 
 @dataclass(frozen=True)
 class Waited:
-    """The collective in which a rank timed out.
+    """The collective in which a rank timed out, or, if ``lost``, in which it lost its connection to others.
 
     ``call`` is the Python function, ``frame`` the line of the script and ``source`` its text, if in a traceback.
     """
@@ -32,6 +32,7 @@ class Waited:
     call: str = ""
     frame: str = ""
     source: str = ""
+    lost: bool = False
 
     @property
     def described(self) -> str:
@@ -46,11 +47,15 @@ class Waited:
 
 @dataclass(frozen=True)
 class Stuck:
-    """The first timeout of every rank that timed out, and how many collectives each had completed."""
+    """The first timeout of every rank that timed out, and how many collectives each had completed.
+
+    ``called`` are these and the collectives in which ranks lost their connection to others.
+    """
 
     waited: tuple[Waited, ...]
     completed: dict[int, int]
     world_size: int | None
+    called: tuple[Waited, ...]
 
     def only_silent(self, complaining: Collection[int | None]) -> int | None:
         """Return the only rank that neither timed out nor is ``complaining`` about others, or None."""
@@ -88,7 +93,8 @@ def stuck(scanned: Scanned) -> Stuck:
     named = set(groups.values())
     only = named.pop() if len(named) == 1 else ""  # some lines of a rank do not name its group
     ordered = tuple(replace(waited[rank], group=groups.get(rank, only)) for rank in sorted(waited))
-    return Stuck(ordered, completed, world_size(scanned))
+    timed_out = tuple(wait for wait in ordered if not wait.lost)
+    return Stuck(timed_out, completed, world_size(scanned), ordered)
 
 
 @dataclass(frozen=True)
@@ -131,10 +137,11 @@ def _gloo(scanned: Scanned) -> Iterable[Waited]:
     for traceback in scanned.tracebacks:
         part = traceback.parts[-1]
         rank = traceback.speaker.rank
-        if rank is None or not _WAITS.search(part.raised.message):
+        if rank is None or (match := _WAITS.search(part.raised.message)) is None:
             continue
         place, source = next(((call.place, call.source) for call in traceback.calls), ("", ""))
-        yield Waited(rank, part.line, call=_called_by_user(part.frames), frame=place, source=source)
+        call = _called_by_user(part.frames)
+        yield Waited(rank, part.line, call=call, frame=place, source=source, lost=bool(match["lost"]))
 
 
 def world_size(scanned: Scanned) -> int | None:
@@ -154,10 +161,13 @@ def _plausible(size: int) -> int | None:
 
 
 def mismatch(waits: Stuck) -> tuple[Waited, Waited] | None:
-    """Return two ranks that waited in different collectives; None if all were in the same one or it is unknown."""
+    """Return two ranks that waited in different collectives; None if all were in the same one or it is unknown.
+
+    A rank that was lost to others in its next collective called that one where they had called theirs.
+    """
     by_call: dict[str, Waited] = {}
     by_number: dict[tuple[str, int | None], Waited] = {}
-    for wait in waits.waited:
+    for wait in waits.called:
         if wait.call:
             first = by_call.setdefault(wait.group, wait)
             if first.call != wait.call:

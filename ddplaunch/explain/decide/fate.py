@@ -33,7 +33,7 @@ Fate = Literal["fatal", "doubtful", "survived", "echo"]
 #: Codes of echoes that may also be about a process that the rank started itself.
 _STARTED_ECHOES = frozenset(("worker-lost", "launcher-summary"))
 _WRAPPED = ("NCCL error in: ", "NCCL communicator was aborted", "NCCL Error ")  # only wrap what NCCL printed before
-_MESSAGE_LINES, _SAID = 12, 160
+_SAID = 160
 #: The signature of an exception that no rule of the families matches.
 UNKNOWN = Signature("script-exception", Tier.GENERAL)
 
@@ -107,8 +107,6 @@ def failures(scanned: Scanned) -> tuple[list[Failure], list[Hit]]:
     by_line: dict[int, list[Hit]] = {}
     for hit in scanned.hits:
         by_line.setdefault(hit.line.at, []).append(hit)
-    lasts = ((traceback.parts[-1].line, traceback) for traceback in scanned.tracebacks)
-    ends = {(last.speaker, last.at): traceback for last, traceback in lasts}
     found: list[Failure] = []
     echoes: list[Hit] = []
     for traceback in scanned.tracebacks:
@@ -124,7 +122,7 @@ def failures(scanned: Scanned) -> tuple[list[Failure], list[Hit]]:
         if hit.signature.tier == Tier.ECHO:
             echoes.append(hit)
         elif hit is by_line[hit.line.at][0]:
-            failure = _of_hit(hit, hit.line.speaker, _raised_before(hit, ends))
+            failure = _of_hit(hit, hit.line.speaker)
             found.append(replace(failure, logged=announced_in(hit.line.text)))
     return found, echoes
 
@@ -205,22 +203,9 @@ def _of_exception(traceback: Traceback) -> Failure | None:
     )
 
 
-def _of_hit(hit: Hit, speaker: Speaker, raised: Raised | None) -> Failure:
+def _of_hit(hit: Hit, speaker: Speaker, raised: Raised | None = None) -> Failure:
     quoted = speaker.quoted or hit.quoted
     return Failure(hit.signature.tier, hit.line, speaker, hit.signature, hit.groups, raised, quoted)
-
-
-def _raised_before(hit: Hit, ends: Mapping[tuple[Speaker, int], Traceback]) -> Raised | None:
-    """Return the exception to whose message ``hit`` belongs as a later line; None if another program printed it.
-
-    ``ends`` are the tracebacks by the speaker and the position of their last lines.
-    """
-    line = hit.line
-    keys = ((line.speaker, line.at - lines) for lines in range(1, _MESSAGE_LINES + 1))
-    traceback = next((ends[key] for key in keys if key in ends), None)
-    if traceback is None or traceback.handled or _NAMES_A_PROGRAM.match(line.text):
-        return None
-    return traceback.parts[-1].raised
 
 
 #: Codes of ends that do not tell their reason.
@@ -238,7 +223,7 @@ _FOLLOWS = {
     "rendezvous-failed": ("host-name-unresolvable",),
     "aborted": ("aborted-at-exit",),
 }
-_VOICES, _COMPLAINS, _CAUGHT, _OF_A_GPU, _WARNED, _NAMES_A_PROGRAM = patterns("voices")
+_VOICES, _COMPLAINS, _CAUGHT, _OF_A_GPU, _WARNED = patterns("voices")
 #: Exit statuses of ranks that were told to end.
 _ASKED_TO_END = (-15, -2, -1, 143, 130, 129)
 _NEAR = 40  # most lines between an exception and the line that names its cause

@@ -76,9 +76,7 @@ def names_exception(text: str) -> bool:
 
 
 def frames(raw: str) -> list[str]:
-    """Return what a line showed over time: progress bars redraw it after each carriage return."""
-    if "\r" not in raw:
-        return [raw]
+    """Return what a line showed over time: bars redraw it after each carriage return, others print behind."""
     pieces = [piece for piece in raw.split("\r") if piece.strip()] or [""]
     return [*(pieces[:1] + pieces[-3:-1] if len(pieces) > 4 else pieces[:-1]), *_BEHIND_BAR.split(pieces[-1], 1)]
 

@@ -124,7 +124,7 @@ class _Open:
         self.header = False
         self.link = ""
         self.handled = self.logged = self.side = False
-        self.wordless = False  # the message of the last exception begins with an empty line
+        self.wordless = False  # the message of the last exception goes on in the next line
         self.speaker: Speaker | None = None
 
     @property
@@ -144,7 +144,8 @@ class _Open:
         self.logged |= bool(without or _SKIPS.search(line.text))
         text, wordless, self.wordless = line.text.strip(), self.wordless, False
         if wordless and not _FRAME.match(text):
-            self.parts[-1] = replace(last, raised=replace(last.raised, message=text))
+            message = f"{last.raised.message} {text}".strip()
+            self.parts[-1] = replace(last, raised=replace(last.raised, message=message))
 
     def begin(self, line: Line, link: str) -> None:
         self.header, self.first, self.frames, self.sources, self.link, self.begun = True, line.at, [], [], link, line
@@ -231,7 +232,7 @@ class Tracebacks:
             ChainedException(raised, line, state.first, state.link, tuple(state.frames), tuple(state.sources))
         )
         state.header, state.link, state.seen = False, "", line.at
-        state.wordless = match[2] == ""
+        state.wordless = match[0].endswith(":")
         if _FROM_RAY.search(raised.type):  # the frames of the original task follow without a header
             state.link, state.first, state.frames, state.sources = "original", line.at + 1, [], []
 

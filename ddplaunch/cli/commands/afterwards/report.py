@@ -17,8 +17,8 @@ from ddplaunch.cli.commands.afterwards.explain import explained
 from ddplaunch.cli.parsing.command import RECORDED_RUN, RUN_DIR, Command
 from ddplaunch.cli.streams import answer, say
 from ddplaunch.cli.which_run import which_run, with_what_hosts_have
-from ddplaunch.explain.diagnosis import Diagnosis
-from ddplaunch.machine.files import open_plain, read_plain
+from ddplaunch.explain.diagnosis import source_around
+from ddplaunch.machine.files import open_plain
 from ddplaunch.planning.flag import Flag
 from ddplaunch.records.directory import note_path, path_text
 from ddplaunch.records.explain_sources import recorded_run
@@ -101,11 +101,12 @@ def report_html(record: RunRecord) -> str:
     attempts = [path for _, node in numbered(record.directory, "node") for _, path in numbered(node, "attempt")[-1:]]
     printed = _printed([file for file in files if file.rank == 0])
     explanation = explained(recorded_run(record.directory))
+    calls = () if explanation.diagnosis is None else explanation.diagnosis.calls
     return environment.get_template("report.html").render(
         run=record,
         outcome=record.outcome,
         found=hide_json(plain(explanation)),
-        source=_source_around(record, explanation.diagnosis),
+        source=[harmless(text) for call in calls[-1:] for text in source_around(call, _AROUND)],
         findings=hide_json(list({finding.get("code"): finding for finding in record.findings}.values())),
         phases=sorted((one for attempt in attempts for one in phases_in(attempt)), key=lambda one: one.rank),
         steps=[line for attempt in attempts[:1] for file in read_phases(attempt, [0]).values() for line in file.lines],
@@ -127,21 +128,6 @@ def shown(line: bytes) -> str:
 
 def _without_colours(text: str) -> str:
     return _COLOUR.sub("", harmless(text))
-
-
-def _source_around(record: RunRecord, cause: Diagnosis | None) -> list[tuple[int, str]]:
-    """Return the numbered lines around the failed call; none if its file is gone or has changed there."""
-    for call in () if cause is None else cause.calls[-1:]:
-        name, _, number = call.place.partition(" ")[0].rpartition(":")
-        for file in record.value("code") or {}:
-            if not (call.source and file.endswith(name)):
-                continue
-            with suppress(OSError, IndexError):
-                lines = list(map(shown, read_plain(Path(record.value("cwd"), file)).splitlines()))
-                if lines[int(number) - 1].strip().startswith(call.source):
-                    first = max(1, int(number) - _AROUND)
-                    return list(enumerate(lines[first - 1 : int(number) + _AROUND], first))
-    return []
 
 
 def _printed(files: Sequence[LogFile]) -> list[bytes]:
