@@ -103,7 +103,8 @@ def misplaced_script(argv: Sequence[str], script: Sequence[str] | None = None) -
             code="script-not-found",
         )
     spelled = spellings(options_of(argv[0]))
-    position, arguments = 1, int(argv[0] != "submit")  # the first argument of submit is no script
+    # The first argument of submit is no script, and one before `--` rather a number that is misspelt.
+    position, arguments = 1, int(script is None and argv[0] != "submit")
     while position < len(argv):
         word = argv[position]
         if word == "-m" or (not word.startswith("-") and _names_script(word, arguments)):

@@ -33,8 +33,8 @@ def test_the_users_calls_have_their_source_and_libraries_are_counted() -> None:
     )
     (found,) = tracebacks(text)
     assert found.calls == (
-        UserCall("train.py:3", "main()", 3, "timm"),
-        UserCall("model.py:9 in forward", "return sum(", 1, "Python"),
+        UserCall("train.py:3", "main()", 3, "timm", "/home/kim/train.py"),
+        UserCall("model.py:9 in forward", "return sum(", 1, "Python", "/home/kim/model.py"),
     )
 
 
