@@ -87,7 +87,7 @@ def port_taken(master_port: PortFact, launch: Launch | None = None) -> Findings:
         "port-taken",
         f"port {master_port.port} is in use{_holder(master_port)}",
         why="the rendezvous has to listen on it and would fail with EADDRINUSE",
-        fix="name another port on every node, for example `--master-port 29511`"
+        fix=f"name another port on every node, for example `--master-port {master_port.port ^ 11}`"  # up to 65535, too
         if several
         else f"{leave}, and a free port is found; or end the holder if it is yours",
         where=f"MASTER_PORT from {SHELL}" if exported else "--master-port",

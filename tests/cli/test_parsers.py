@@ -128,7 +128,11 @@ def test_values_of_a_commands_own_flags_are_numbers_and_seconds() -> None:
         ("run 2 --epochs=8 -- train.py", "no such option: `--epochs`", "to torchrun into `--torchrun-arg=…`"),
         ("run --nproc_per_node=4 -- train.py", "there is no `--nproc-per-node`", "`ddplaunch run 4 -- train.py`"),
         ("run -np 4 -- train.py", "there is no `run -np`", "`ddplaunch convert -- torchrun …`"),
-        ("run 2 --device", "option '--device' requires an argument", "`ddplaunch run --help` lists the options"),
+        (
+            "run 2 --device",
+            "option '--device' requires an argument",
+            "`ddplaunch run --help` lists the options nothing was launched",
+        ),
         ("run 4 5 -- train.py", "unexpected extra argument", "`ddplaunch run --help` lists the options; what"),
         ("logs --folow -n 5", "no such option: `--folow`", "fix: `ddplaunch logs --follow -n 5`"),
         ("lgos --follow", "no such command 'lgos'", "fix: `ddplaunch logs --follow`"),

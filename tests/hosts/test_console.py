@@ -11,7 +11,7 @@ import pytest
 
 from ddplaunch.cli.hosts import hosts_console
 from ddplaunch.cli.hosts.hosts_console import HostsConsole
-from ddplaunch.cli.hosts.plan_hosts import AskedHosts, asked_for, once
+from ddplaunch.cli.hosts.plan_hosts import AskedHosts, asked_for, hosts_of, once
 from ddplaunch.cli.hosts.run_on_hosts import notes_on
 from ddplaunch.values.finding import Finding, UsageError, error
 from tests.agent.guarded import read_for
@@ -110,9 +110,10 @@ def test_more_than_64_hosts_are_told_what_suits_them() -> None:
 
 
 def test_flags() -> None:
-    flags = {"hosts": "a,b", "hostfile": None, "exclude": ["b"], "join_timeout": 60.0}
-    assert asked_for(flags) == AskedHosts("a,b", exclude=["b"], join_timeout=60.0)
+    flags = {"hosts": ["a,b"], "hostfile": None, "exclude": ["b"], "join_timeout": 60.0}
+    assert asked_for(flags) == AskedHosts(["a,b"], exclude=["b"], join_timeout=60.0)
     assert asked_for({**flags, "hosts": None, "exclude": [], "join_timeout": None}) is None
+    assert [host.name for host in hosts_of(AskedHosts(["a,b", "c"]))] == ["a", "b", "c"], "typed twice"
     assert (AskedHosts(host_timeout=9.0).patience_s, AskedHosts().patience_s) == (9.0, 300.0)
     with pytest.raises(UsageError, match="`--chdir` without hosts"):
         asked_for({"chdir": "/x"})

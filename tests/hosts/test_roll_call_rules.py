@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import socket
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from ddplaunch.hosts.roll_call.rules import (
     told,
     told_sources,
 )
-from ddplaunch.machine.facts import PythonFacts, TorchFacts
+from ddplaunch.machine.facts import PortFact, PythonFacts, TorchFacts
 from ddplaunch.planning.launch import Launch
 from ddplaunch.planning.options import Options
 from ddplaunch.ui.launch_view import RollCallLine, joined_text
@@ -241,10 +241,12 @@ def test_when_a_roll_is_called() -> None:
     assert wanted(launch(torchrun_arg=(Resolved("--rdzv-conf=timeout=8", FLAG),)), None) == TIMEOUT_S
 
 
-def test_node_0_names_another_port_where_its_own_is_taken() -> None:
-    with socket.create_server(("", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert _no_port(port, OSError()).fix.endswith(f"`--master-port {port + 11}`")
+@pytest.mark.parametrize("port", [1024, 29500, 29511, 65535])
+def test_node_0_names_another_port_where_its_own_is_taken(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = PortFact(port, free=False)
+    monkeypatch.setattr("ddplaunch.cli.hosts.meet_nodes.probe_port", lambda _: taken)
+    (typed,) = re.findall(r"`--master-port (\d+)`", str(_no_port(launch(), port, OSError()).fix))
+    assert 1024 <= int(typed) < 65536 and int(typed) != port
 
 
 def test_what_node_0_says_is_heeded() -> None:

@@ -96,13 +96,13 @@ def _hold(call: Call, me: Hello, prepared: Prepared, show: Callable[..., None]) 
     try:
         return hold(call, me, identity, launch.run_id, compare, show)
     except OSError as problem:
-        raise RefusedError(_no_port(call.port, problem)) from problem
+        raise RefusedError(_no_port(launch, call.port, problem)) from problem
 
 
-def _no_port(port: int, problem: OSError) -> Finding:
+def _no_port(launch: Launch, port: int, problem: OSError) -> Finding:
     """Return the finding for a port that is taken; it names the process that holds it, where that is visible."""
-    for finding in port_taken(probe_port(port)):
-        return replace(finding, fix=f"name another port on every node, for instance `--master-port {port + 11}`")
+    for finding in port_taken(probe_port(port), launch):
+        return finding
     return error(
         "port-taken",
         f"port {port} cannot be listened on: {problem.strerror or problem}",

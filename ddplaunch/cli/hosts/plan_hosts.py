@@ -44,7 +44,7 @@ JOIN_S = 60.0  # for a host to answer, by default
 class AskedHosts:
     """The flags that name hosts and how to reach them; None or empty where not given."""
 
-    hosts: str | None = None
+    hosts: Sequence[str] = ()
     hostfile: str | None = None
     exclude: Sequence[str] = ()
     chdir: str | None = None
@@ -84,13 +84,13 @@ def asked_for(flags: Mapping[str, Any]) -> AskedHosts | None:
 
 def hosts_of(asked_hosts: AskedHosts) -> tuple[Host, ...]:
     """Return the hosts that were named and chosen. Raises UsageError for an invalid list."""
-    if asked_hosts.hosts is not None and asked_hosts.hostfile is not None:
+    if asked_hosts.hosts and asked_hosts.hostfile is not None:
         raise usage("`--hosts` and `--hostfile` together", why="both name the hosts", fix="give one of them")
     if asked_hosts.hostfile is not None:
         fix = "correct the path, or name the hosts by `--hosts gpu-a,gpu-b`"
         hosts = from_file(file_text(asked_hosts.hostfile, "--hostfile", fix), asked_hosts.hostfile)
     else:
-        hosts = from_words(asked_hosts.hosts or "")
+        hosts = from_words(",".join(asked_hosts.hosts))
     return chosen(hosts, asked_hosts.exclude)
 
 

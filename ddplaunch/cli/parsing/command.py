@@ -68,7 +68,7 @@ LIVE_RUN = Flag(
 HOSTS = (
     Flag(
         "hosts",
-        "text",
+        "many",
         SEVERAL_HOSTS,
         "ssh host names, comma-separated: gpu-a,gpu-b. The first has rank 0.",
         "LIST",

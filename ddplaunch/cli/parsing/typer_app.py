@@ -178,6 +178,6 @@ def _misunderstood(words: Sequence[str], script: Sequence[str] | None, exception
             near + word[len(wrong) :] if word.partition("=")[0].replace("_", "-") == wrong else word for word in words
         ]
         fix = f"`{shlex.join(['ddplaunch', *line, *([] if script is None else ['--', *script])])}`"
-    elif command in LAUNCHING:
+    elif command in LAUNCHING and type(exception).__name__ != "BadOptionUsage":  # a value is missing
         fix += "; what belongs to the script goes after `--`, to torchrun into `--torchrun-arg=…`"
     return usage(message[:1].lower() + message[1:], why="", fix=fix)
