@@ -25,11 +25,15 @@ from ddplaunch.values.words import nearest
 #: Texts of scripts that change where modules are found, or that may do without GPUs.
 _FINDS_MODULES = re.compile(r"sys\.(?:path|modules|meta_path)|addsitedir|\bpip\b")
 _MAY_USE_CPU = re.compile(
-    r"is_available|device_count|\bcpu\b|gloo|\bif\b.*(?:gpu|cuda|device|dist)|\bdef (?:cuda|to)\b", re.IGNORECASE
+    r"is_available|device_count|\bcpu\b|gloo|\bif\b.*(?:gpu|cuda|device|dist(?!\w*\.get_))|\bdef (?:cuda|to)\b",
+    re.IGNORECASE,
 )
-#: Calls, as `ast.unparse` spells them, that fail without CUDA.
+#: A call that fails without CUDA, as `ast.unparse` spells it, on the line before the whole text: the last says whether
+#: the name in `.to(device)` is assigned `"cuda"` and nothing later.
 _TAKES_CUDA = re.compile(
-    r"torch\.cuda\.set_device\(|.*\.cuda\([^()]*\)\Z|.*\.to\(['\"]cuda|(?:\w+\.)*init_process_group\(.*['\"]nccl['\"]"
+    r"(?m)torch\.cuda\.set_device\(|.*\.cuda\([^()]*\)$|.*\.to\(['\"]cuda|(?:\w+\.)*init_process_group\(.*['\"]nccl['\"]"
+    r"|(?:torch\.(?!cuda|amp)|nn\.)[\w.]+\([^()]*\bdevice=['\"]cuda"
+    r"|.*\.to\((\w+)[,)](?s:.*)^[ \t]*\1 = (?:torch\.device\()?f?['\"]cuda.*[^,\n]$(?!(?s:.*)^[ \t]*\1\b.* = )"
 )
 _CONDITIONS = (ast.If, ast.Try, ast.IfExp, ast.BoolOp, ast.Lambda)
 
@@ -49,7 +53,7 @@ def needs_of(text: str, shown: str, search: Sequence[str], *, on_cpu: bool) -> N
         return Needs()
     lacks = ((one.package, DeclaredAt(shown, one.line)) for one in records_of(tree.body) if one.package in missing)
     calls = _surely_made(tree) if may_use_cuda else ()
-    line = min((call.lineno for call in calls if _TAKES_CUDA.match(ast.unparse(call))), default=0)
+    line = min((call.lineno for call in calls if _TAKES_CUDA.match(f"{ast.unparse(call)}\n{text}")), default=0)
     return Needs(tuple(lacks), DeclaredAt(shown, line) if line else None)
 
 

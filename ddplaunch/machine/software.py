@@ -81,6 +81,7 @@ def _declared(directory: str) -> str | None:
 
 #: Packages that `import torch.distributed.run` imports, some of them only if installed.
 _OF_TORCH = {
+    *("cuda", "dill", "monkeytype", "opt_einsum", "pydot", "torchcomms"),
     *("filelock", "fsspec", "functorch", "jinja2", "markupsafe", "mpmath", "networkx", "numpy", "packaging", "psutil"),
     *("pynvml", "setuptools", "sympy", "torch", "torchgen", "tqdm", "triton", "typing_extensions", "yaml"),
 }

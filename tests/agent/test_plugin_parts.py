@@ -89,6 +89,15 @@ def test_a_terminal_of_another_session_ends_no_import() -> None:
     assert (done.returncode, done.stdout) == (0, b"goes on (0.0, 0.0)\n")
 
 
+def test_an_import_that_fails_ends_with_its_own_status() -> None:
+    program = (
+        "import sys; from ddplaunch.agent.rank_site import sitecustomize; sitecustomize._show_import()\n"
+        "class Slow: __del__ = lambda self, wait=__import__('time').sleep: wait(1.5)\n"
+        "sys.slow = Slow(); import no_such"
+    )
+    assert subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, check=False).returncode == 1
+
+
 def raised(**attributes: object) -> Exception:
     error = RuntimeError("gone")
     vars(error).update(attributes)

@@ -62,6 +62,13 @@ MAIN = "if __name__ == '__main__':\n    main()\n"
         ("import torch\ntorch.cuda.set_device(0)\n", 2),
         ("x = x.to('cuda:0', non_blocking=True)\n", 1),
         ("dist.init_process_group(backend='nccl')\n", 1),
+        (GPU + "    if dist.get_rank() == 0 or torch.distributed.get_rank():\n        print()\n" + MAIN, 4),
+        ("device = torch.device('cuda', rank)\nx.to(device, True)\n", 2),
+        ("def main(device):\n    x.to(device)\ndevice = f'cuda:{rank}'  # mine\nmain(device)\n", 2),
+        ("device = 'cuda'\ndevice: str = args.on\nx.to(device)\n", None),
+        ("call(\n    device = 'cuda',\n)\nx.to(device)\n", None),
+        ("x = torch.nn.Linear(4, 1, device='cuda')\n", 1),
+        ("scaler = torch.amp.GradScaler(device='cuda')\n", None),  # warns, and is switched off
         ("import torch\ntorch.cuda.manual_seed(1)\ntorch.cuda.empty_cache()\n", None),  # they do nothing without GPUs
         (GPU + "    use = torch.cuda.is_available()\n" + MAIN, None),
         (GPU + "    # or on the cpu\n" + MAIN, None),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,6 +142,19 @@ def test_a_file_named_like_a_library_is_found(name: str, tmp_path: Path) -> None
         (tmp_path / other).touch()
     (tmp_path / "json").mkdir()  # without __init__.py any other json goes before it
     assert shadowing_file(str(tmp_path)) is shadowing_file(str(tmp_path / "absent")) is None
+
+
+@pytest.mark.slow  # imports torch
+def test_every_package_that_torch_looks_for_has_a_name_that_is_kept_out() -> None:
+    program = (
+        "import sys; from types import SimpleNamespace\n"
+        "from ddplaunch.machine.software import _OF_TORCH as known\n"
+        "find = lambda name, *_: names.add(name.partition('.')[0])\n"
+        "names = set(); sys.meta_path.insert(0, SimpleNamespace(find_spec=find)); import torch.distributed.run\n"
+        "print(*names - sys.stdlib_module_names - known)"
+    )
+    names = subprocess.check_output([sys.executable, "-c", program], text=True).split()
+    assert set(names) <= {"ddplaunch", "envwrap", "org"}, "envwrap is a part of tqdm, org of Jython"
 
 
 def test_the_directory_is_looked_at_only_where_it_matters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ It runs in whatever Python a rank is, so it imports nothing of ddplaunch.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 
@@ -235,6 +236,7 @@ def _show_import() -> None:
     signal.signal(signal.SIGALRM, show)
     signal.siginterrupt(signal.SIGALRM, False)
     signal.setitimer(signal.ITIMER_REAL, 0.5, 1)
+    atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)  # a torch that cannot be imported ends with its own status
 
 
 def begin(marks: Any, load: Callable[[str], Any]) -> None:
@@ -257,8 +259,6 @@ def begin(marks: Any, load: Callable[[str], Any]) -> None:
 
 
 def _take_part() -> None:
-    import atexit
-
     if os.environ.pop(INTERRUPTIBLE, None) is None:
         ended, direct = os.environ.pop(ENDED, None), str(os.getppid()) == os.environ.get(PARENT)
         atexit.register(when_through(ended if direct else None))  # registered first, so it runs last
