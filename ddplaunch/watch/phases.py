@@ -379,7 +379,7 @@ def _communication_bound(ranks: Sequence[RankPhases], share: float) -> Finding:
         f"step{gradients}",
         why="all ranks wait for each other's gradients at the end of every backward pass",
         fix="more work for each step: a larger `--batch-size`, or `--accum 4` where the script uses `no_sync()`; "
-        "`ddplaunch doctor --comm` measures the links",
+        "`ddplaunch doctor --comm` measures the links, `ddplaunch top` compares hosts",
     )
 
 

@@ -38,7 +38,8 @@ def test_a_setup_that_failed_is_no_success(call: Call, folder: Path, monkeypatch
     put_in_front(folder / "bin", monkeypatch, scontrol=f"cat <<'END'\n{said}END")
     (folder / "slurm-12.out").write_text("slurm_script: line 9: module: command not found\n")
     said = " ".join(call("explain", "12").out.split())
-    assert "error[unknown]: job 12 ended with exit code 127, and nothing in its log or record says why" in said
+    assert "error[unknown]: job 12 ended with exit code 127, and no failure of a run is recorded" in said
+    assert "evidence: slurm-12.out: slurm_script: line 9: module: command not found" in said
     (folder / "slurm-12.out").write_text(CUT)
     assert "the job was cancelled: STEP 12.0" in " ".join(call("explain", "12").out.split()), "the log says more"
 

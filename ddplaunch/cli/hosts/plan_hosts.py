@@ -63,11 +63,6 @@ class AskedHosts:
         """How long nothing may be heard of a host before it is lost."""
         return self.host_timeout or _HOST_TIMEOUT_S
 
-    @property
-    def directory(self) -> str:
-        """The directory on every host."""
-        return self.chdir or str(working_directory())
-
 
 def asked_for(flags: Mapping[str, Any]) -> AskedHosts | None:
     """Return the flags that name hosts, None where there are none. Raises UsageError if they name no host."""
@@ -92,17 +87,6 @@ def hosts_of(asked_hosts: AskedHosts) -> tuple[Host, ...]:
     else:
         hosts = from_words(",".join(asked_hosts.hosts))
     return chosen(hosts, asked_hosts.exclude)
-
-
-def refuse_own_place(options: Options) -> None:
-    """Raise UsageError for a node rank, because the list of hosts decides it."""
-    if options.node_rank is not None:
-        raise usage(
-            "`--node-rank` and `--hosts` together",
-            why="the hosts get their node ranks in the order of the list",
-            fix="leave `--node-rank` out",
-            where=str(options.node_rank.source),
-        )
 
 
 @dataclass(frozen=True)
@@ -149,7 +133,7 @@ class LaunchedHosts:
                 master_port=None,
             ),
             python=self._asked.interpreter,
-            cwd=self._asked.directory,
+            cwd=self._asked.chdir or str(working_directory()),
             script=target.name if target is not None and target.kind == "script" else None,
             sources=self._sources(),
             env=forwarded(os.environ),

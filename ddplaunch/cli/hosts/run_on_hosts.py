@@ -20,7 +20,6 @@ from ddplaunch.cli.hosts.plan_hosts import (
     LaunchedHosts,
     Planned,
     hosts_of,
-    refuse_own_place,
 )
 from ddplaunch.cli.parsing.typed_words import TypedLaunch
 from ddplaunch.cli.prepare import errors, record_directory
@@ -44,7 +43,7 @@ from ddplaunch.ui.shell import dry_run_text
 from ddplaunch.ui.speech import refusal_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.codec import plain
-from ddplaunch.values.finding import ExitStatus, RefusedError
+from ddplaunch.values.finding import ExitStatus, RefusedError, usage
 from ddplaunch.values.resolved import value_of
 from ddplaunch.values.secrets import hide_words
 
@@ -61,7 +60,13 @@ def run_on_hosts(typed: TypedLaunch, asked_hosts: AskedHosts, printed: str) -> i
     script = required(typed.script)
     target = parse_target(script)
     hosts = hosts_of(asked_hosts)
-    refuse_own_place(options)
+    if options.node_rank is not None:
+        raise usage(
+            "`--node-rank` and `--hosts` together",
+            why="the hosts get their node ranks in the order of the list",
+            fix="leave `--node-rank` out",
+            where=str(options.node_rank.source),
+        )
     if options.nnodes and options.nnodes.value.most == len(hosts) + len(asked_hosts.exclude):
         options = replace(options, nnodes=None)  # the size was typed before hosts were excluded
     options = sized(options, [host.name for host in hosts], [host.slots for host in hosts])

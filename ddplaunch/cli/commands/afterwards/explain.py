@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ddplaunch.cli.hosts.hosts_verdict import launcher_lost, most_telling, told_by_launcher, unsaid
 from ddplaunch.cli.streams import answer, answer_json, tell
 from ddplaunch.cli.which_run import Run, only_one, which_run, with_what_hosts_have
-from ddplaunch.explain.diagnosis import VAGUE, Explanation, explanation_json
+from ddplaunch.explain.diagnosis import VAGUE, Evidence, Explanation, explanation_json
 from ddplaunch.hosts.slurm.job_reasons import diagnosis
 from ddplaunch.hosts.slurm.programs import job_state
 from ddplaunch.machine.files import read_end
@@ -127,19 +127,22 @@ def _with_slurms_reason(explanation: Explanation, subject: Subject) -> Explanati
     accounting for longer. Slurm is not asked about a run that ended well, or that a later run of the same job followed.
     """
     record = subject.record
-    if record is not None and record.outcomes and explanation.diagnosis is None:
+    if record and record.outcomes and explanation.diagnosis is None:
         return explanation
-    match = _JOB_RUN.match(record.run_id) if record is not None else _JOB_LOG.match(Path(subject.names).name)
+    match = _JOB_RUN.match(record.run_id) if record else _JOB_LOG.match(Path(subject.names).name)
     if match is None:
         return explanation
-    restarts = int(match[2] or 0) if record is not None else 0
-    job = (record.slurm_job if record is not None else None) or match[1]
+    job = (record and record.slurm_job) or match[1]
     state = job_state(job, os.environ, _SLURM_S)
-    if state is None or (record is not None and state.restarts > restarts):
+    if state is None or (record and state.restarts > int(match[2] or 0)):
         return explanation
     by_slurm = diagnosis(job, state, state.restarts)
-    if by_slurm is None or (explanation.diagnosis is not None and by_slurm.code == "unknown"):
+    if by_slurm is None or (explanation.diagnosis and by_slurm.code == "unknown"):
         return explanation
+    if record is None:
+        lines = read_end(subject.names, 2000).decode(errors="replace").splitlines()[-1:]
+        of_script = tuple(Evidence(subject.names, 0, line) for line in lines)
+        by_slurm = replace(by_slurm, evidence=by_slurm.evidence + of_script)
     return Explanation(by_slurm, explanation.cascade)
 
 
