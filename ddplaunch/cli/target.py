@@ -108,7 +108,8 @@ def misplaced_script(argv: Sequence[str], script: Sequence[str] | None = None) -
     while position < len(argv):
         word = argv[position]
         if word == "-m" or (not word.startswith("-") and _names_script(word, arguments)):
-            corrected = [*argv[:position], "--", *argv[position:], *(script or ())]
+            # every rank would start what torchrun itself is: all ranks
+            corrected = [*argv[:position], "--", *argv[position + (word == "torchrun") :], *(script or ())]
             return usage(
                 f"there is no `--` before `{word}`",
                 why="everything after `--` is the script and its arguments, everything before it options of ddplaunch",

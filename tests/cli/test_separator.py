@@ -24,6 +24,8 @@ from tests.cli.cli_calls import Call
         (["2", "sh", "-c", "true"], ["2", "--", "sh", "-c", "true"]),
         (["2", "--data", "e.py", "train.py"], ["2", "--data", "e.py", "--", "train.py"]),
         (["python3", "-u", "train.py"], ["--", "python3", "-u", "train.py"]),
+        (["torchrun", "train.py", "--x"], ["--", "train.py", "--x"]),
+        (["2", "torchrun", "train.py"], ["2", "--", "train.py"]),
         (["2", "train.py", "--", "--note", "x"], ["2", "--", "train.py", "--note", "x"]),
     ],
 )

@@ -130,7 +130,7 @@ def _with_slurms_reason(explanation: Explanation, subject: Subject) -> Explanati
     if record and record.outcomes and explanation.diagnosis is None:
         return explanation
     match = _JOB_RUN.match(record.run_id) if record else _JOB_LOG.match(Path(subject.names).name)
-    if match is None:
+    if not match:
         return explanation
     job = (record and record.slurm_job) or match[1]
     state = job_state(job, os.environ, _SLURM_S)
@@ -139,7 +139,7 @@ def _with_slurms_reason(explanation: Explanation, subject: Subject) -> Explanati
     by_slurm = diagnosis(job, state, state.restarts)
     if by_slurm is None or (explanation.diagnosis and by_slurm.code == "unknown"):
         return explanation
-    if record is None:
+    if not record:
         lines = read_end(subject.names, 2000).decode(errors="replace").splitlines()[-1:]
         of_script = tuple(Evidence(subject.names, 0, line) for line in lines)
         by_slurm = replace(by_slurm, evidence=by_slurm.evidence + of_script)
@@ -190,7 +190,7 @@ def _refused(subject: Subject) -> Explanation | None:
     for source in subject.sources:
         if isinstance(source.read, Path):
             refusal = refused_in_log(read_end(str(source.read), _HEAD_BYTES).decode(errors="replace"), source.name)
-            if refusal is not None:
+            if refusal:
                 return Explanation(refusal)
     return None
 
