@@ -76,6 +76,10 @@ class _ToldInFull(Exception):
         return f"{type(self).__name__}: {self}".splitlines()
 
 
+class LaunchTypeError(_ToldInFull, TypeError):
+    """``launch`` was called with an option that it does not have, or that does not fit."""
+
+
 class LaunchRefused(_ToldInFull, DdplaunchError):
     """Nothing was launched: ``findings`` say what is wrong, why, and how to fix it.
 
@@ -174,15 +178,14 @@ def launch(
     words += _option_words(options)
     if not callable(what):
         if kwargs or all_ranks:
-            raise TypeError("`kwargs` and `all_ranks` are for a function; a script gets `args`")
+            raise LaunchTypeError("`kwargs` and `all_ranks` are for a function; a script gets `args`")
         target = ["-m", os.fspath(what)] if module else [os.fspath(what)]
-        ended = run_child(["run", *words, "--", *target, *map(str, args)], show=show_output)
-        outcome = _outcome(ended)
+        outcome = _outcome(run_child(["run", *words, "--", *target, *map(str, args)], show=show_output))
         if outcome.status and check:
             raise RunFailed(outcome)
         return outcome
     if elsewhere := [option for option in ("hosts", "hostfile", "nnodes") if options.get(option) is not None]:
-        raise TypeError(f"`{elsewhere[0]}`: a function runs on this machine; launch a script on several")
+        raise LaunchTypeError(f"`{elsewhere[0]}`: a function runs on this machine; launch a script on several")
     with held_folder() as folder:
         write_call(folder, what, args, kwargs or {})
         target = ["-m", RANK_CALL, str(folder), getattr(what, "__name__", type(what).__name__)]
@@ -210,9 +213,9 @@ def _option_words(options: Mapping[str, Option]) -> list[str]:
     for name, value in options.items():
         if name not in flag_by_name:
             if (removal := removed("run", f"--{name}")) is not None:
-                raise TypeError(f"launch() has no option `{name}`: {removal.findings[0].fix}")
+                raise LaunchTypeError(f"launch() has no option `{name}`: {removal.findings[0].fix}")
             hint = f"; did you mean `{near}`?" if (near := nearest(name, flag_by_name)) else ""
-            raise TypeError(f"launch() has no option `{name}`{hint} (`ddplaunch run --help` lists them)")
+            raise LaunchTypeError(f"launch() has no option `{name}`{hint} (`ddplaunch run --help` lists them)")
         if value is not None:
             words += _words_of(flag_by_name[name], value)
     return words
@@ -221,7 +224,7 @@ def _option_words(options: Mapping[str, Option]) -> list[str]:
 def _words_of(flag: Flag, value: Option) -> list[str]:
     if flag.kind in ("switch", "pair"):
         if not isinstance(value, bool):
-            raise TypeError(f"`{flag.name}` is True or False")
+            raise LaunchTypeError(f"`{flag.name}` is True or False")
         if value:
             return [flag.flag]
         return ["--no-" + flag.flag[2:]] if flag.kind == "pair" else []
@@ -232,7 +235,7 @@ def _words_of(flag: Flag, value: Option) -> list[str]:
     else:
         values = [value]
     if len(values) > 1 and flag.kind != "many":
-        raise TypeError(f"`{flag.name}` takes one value")
+        raise LaunchTypeError(f"`{flag.name}` takes one value")
     return [f"{flag.flag}={os.fspath(item) if isinstance(item, os.PathLike) else item}" for item in values]
 
 

@@ -228,7 +228,7 @@ def _unknown(what: str, name: str, names: list[str], place: str) -> UsageError:
     add = f"write a section `[profiles.{name}]` into `{place}`, or leave `--profile` out"
     return usage(
         f"unknown {what} `{name}`",
-        why=f"{place} may hold: {', '.join(sorted(names)) or 'nothing, since it has none'}",
+        why=f"{place} may hold: {', '.join(sorted(names))}" if names else f"no {what} is written in {place}",
         fix=f"did you mean `{near}`?" if near else add if what == "profile" else f"remove `{name}`",
         where=place,
     )

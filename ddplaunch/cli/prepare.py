@@ -258,7 +258,9 @@ def _read(target: Target, cwd: Path) -> ScriptReport | Unavailable:
         raise usage(
             f"there is no module `{target.name}`",
             why=f"neither {cwd} nor {sys.executable} has it",
-            fix="`cd` to the directory that holds the package, or install it",
+            fix="leave out `-m`, or `.py`"
+            if (cwd / target.name).exists()
+            else "`cd` to the directory that holds the package, or install it",
             code="script-not-found",
         )
     return path

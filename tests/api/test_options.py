@@ -53,8 +53,9 @@ def test_every_option_of_run_can_be_given() -> None:
     ],
 )
 def test_what_is_no_option_is_a_type_error(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(TypeError, match=said):
+    with pytest.raises(TypeError, match=said) as raised:
         _option_words(options)
+    assert hasattr(raised.value, "_render_traceback_"), "a cell shows no traceback"
 
 
 @pytest.mark.parametrize(

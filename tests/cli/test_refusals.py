@@ -76,7 +76,7 @@ INTEGERS = ("--accum", "--dataset-size", "--max-restarts", "--master-port")
         (["--gpus", "0"], "[gpu-not-found]: `--gpus 0`, but GPUs cannot be queried"),
         (["--lr", "1", "--base-lr", "1"], "[lr-given-twice]"),
         (["--batch-size", "8", "--global-batch-size", "17"], "[batch-does-not-divide]"),
-        (["--profile", "big"], "write a section `[profiles.big]` into `ddplaunch.toml`"),
+        (["--profile", "big"], "why: no profile is written in ddplaunch.toml"),
     ],
 )
 def test_options(call: Call, folder: Path, words: list[str], says: str) -> None:
@@ -89,6 +89,8 @@ def test_options(call: Call, folder: Path, words: list[str], says: str) -> None:
         ([""], "there is no script after `--`"),
         (["."], "fix: name the file, as in `-- train.py`"),
         (["trian.py"], "fix: did you mean `train.py`?"),
+        (["nope.py"], "correct the path"),
+        (["train.py --lr 0.1"], "fix: leave out the quotes: `train.py --lr 0.1`"),
         (["nowhere/train.py"], "there is no directory nowhere"),
         (["no-such-program"], "`no-such-program` does not exist"),
         (["data.txt"], "fix: `chmod +x data.txt`"),
@@ -99,7 +101,7 @@ def test_options(call: Call, folder: Path, words: list[str], says: str) -> None:
         (["--epochs", "3", "train.py"], "fix: `ddplaunch run 2 --epochs 3 -- train.py`"),
         (["-m"], "names no module"),
         (["-m", "a b"], "`-m a b` names no module"),
-        (["-m", "train.py"], "there is no module `train.py`"),
+        (["-m", "train.py"], "fix: leave out `-m`, or `.py`"),
         (["-m", "nope.folder"], "there is no module `nope.folder`"),
         (["train.py", "{lr}"], "[placeholder-without-number]"),
     ],
