@@ -42,7 +42,7 @@ class StatusLine:
         self._run.aside(self._look, "the status line cannot be shown")
 
     def _look(self) -> None:
-        """Read in the background, where a slow disk holds up nothing, and show the line, once a second."""
+        """Read in the background, where a slow disk holds up nothing, and show the line, again and again."""
         attempt, line, draws, doing = self._run.latest(), b"", False, "no output yet"
         columns = os.get_terminal_size(1).columns
         if attempt is not None:
@@ -67,8 +67,8 @@ class StatusLine:
         # its process group is the terminal's; in the background a shell may have a prompt there
         if launcher is not None and launcher.field(5) == launcher.field(8):
             self._run.loop.at(0.0, lambda: self._show(line))
-        if not draws:
-            self._run.loop.at(time.monotonic() + 1.0, self._begin)
+        if not draws:  # not once a second, which would always be just after a script that prints once a second
+            self._run.loop.at(time.monotonic() + 0.7, self._begin)
 
     def _follow_gpu(self, life: Any) -> None:
         """Read how much memory of the rank's GPU is in use, in a thread of its own: NVML hangs with a broken driver."""
