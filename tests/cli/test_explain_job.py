@@ -87,9 +87,11 @@ REFUSED = """\
 warning[cpus-short]: 2 processes on 1 of 2 CPUs
   why: a rank that waits for a CPU makes all others wait at the next collective
 error[data-missing]: /data does not exist
-  --> /data
+  --> rank 3
   why: every rank would fail when it opens it
-  fix: name the right path with `--data`; `ls /` shows what is there
+  fix: name the right path with `--data`; `ls /` shows what is
+       there
+       or: mount it
 
 nothing was launched: 1 error. To launch all the same, add
   `--ignore data-missing`.
@@ -103,6 +105,7 @@ def test_a_launch_that_was_refused_in_a_job_is_explained_by_its_finding(call: Ca
     for word in ("slurm-7.out", "7"):
         said = call("explain", word)
         assert said.status == 1 and said.out.startswith("error[data-missing]: /data does not exist\n"), said.out
-        assert "fix: name the right path with `--data`" in said.out
+        assert "\n  --> rank 3\n" in said.out, "the log is no host"
+        assert "fix: name the right path with `--data`; `ls /` shows what is there\n       or: mount it\n" in said.out
     (folder / "slurm-8.out").write_text(REFUSED.replace("error[", "fault["))
     assert "data-missing" not in call("explain", "slurm-8.out").out.splitlines()[0]
