@@ -154,26 +154,26 @@ _ERROR = re.compile(r"^error\[([a-z0-9-]+)\]: ((?:.*\n)(?: .*\n)*)", re.MULTILIN
 _LABEL = re.compile(r"^ +(-->|evidence:|followed by:|why:|fix:) ", re.MULTILINE)
 
 
-def told_in_log(text: str, host: str | None) -> Diagnosis | None:
-    """Return the diagnosis from a run's final message in the log of ``host``, None without one.
+def told_in_log(text: str) -> Diagnosis | None:
+    """Return the diagnosis from a run's final message in a log, None without one; its host is left open.
 
     A pod's log contains only the lines of rank 0, but the run inside it knew those of all ranks.
     """
     ends = [match.start() for match in _ENDED.finditer(text)]
     found = _ERROR.search(f"{text}\n", ends[-1]) if ends else None
-    return _as_told(found, host) if found else refused_in_log(text, host)
+    return _as_told(found) if found else refused_in_log(text)
 
 
-def refused_in_log(text: str, host: str | None) -> Diagnosis | None:
-    """Return the last error that refused a launch in a log of ``host``, None without one."""
+def refused_in_log(text: str) -> Diagnosis | None:
+    """Return the last error that refused a launch in a log, None without one."""
     refusal = text.rpartition("\nnothing was launched")[0]
     *_, last = (None, *_ERROR.finditer(f"{refusal}\n"))
-    return None if last is None else _as_told(last, host)
+    return None if last is None else _as_told(last)
 
 
-def _as_told(error: re.Match[str], host: str | None) -> Diagnosis:
+def _as_told(error: re.Match[str]) -> Diagnosis:
     what, *parts = (" ".join(part.split()) for part in _LABEL.split(error[2]))
     values = dict(zip(parts[::2], parts[1::2], strict=True))
     rank = re.match(r"rank (\d+)", values.get("-->", ""))
     fixes = tuple(values.get("fix:", "").split(" or: "))
-    return Diagnosis(error[1], "observed", what, values.get("why:", ""), fixes, int(rank[1]) if rank else None, host)
+    return Diagnosis(error[1], "observed", what, values.get("why:", ""), fixes, int(rank[1]) if rank else None)

@@ -154,8 +154,9 @@ def test_a_launch_waits_without_work_and_ranks_get_what_they_catch(tmp_path: Pat
     words = ["nohup", *ddplaunch("run", "2", "--device", "cpu", "--", "train.py")]
     ends: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     launch = subprocess.Popen(words, cwd=tmp_path, env=clean_environment(), text=True, **ends)
-    within(lambda: all((tmp_path / f"up-{rank}").exists() for rank in range(2)))
-    ranks = [int((tmp_path / f"up-{rank}").read_text()) for rank in range(2)]
+    files = [tmp_path / f"up-{rank}" for rank in range(2)]
+    within(lambda: all(file.exists() and file.read_text() for file in files))
+    ranks = [int(file.read_text()) for file in files]
     beside = [launch.pid, *(pid for pid in children(launch.pid) if pid not in ranks)]
     assert len(beside) == 2, "torchrun and the guard"
 

@@ -232,7 +232,7 @@ class EndedLaunch:
                 if diagnosis is not None and (diagnosis.rank is not None or known is None):
                     return replace(explanation, diagnosis=replace(diagnosis, host=self._host(diagnosis.rank, end)))
         # A host whose disk took no record may still have printed the reason.
-        known = known or told_in_log(end.said.decode(errors="replace"), end.name)
+        known = known or told_in_log(end.said.decode(errors="replace"))
         return Explanation(_nothing_known(end) if known is None else replace(known, host=end.name))
 
     def _from_logs(self, first: int) -> Explanation:

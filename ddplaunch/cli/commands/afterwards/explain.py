@@ -189,7 +189,7 @@ def _refused(subject: Subject) -> Explanation | None:
 
     for source in subject.sources:
         if isinstance(source.read, Path):
-            refusal = refused_in_log(read_end(str(source.read), _HEAD_BYTES).decode(errors="replace"), None)
+            refusal = refused_in_log(read_end(str(source.read), _HEAD_BYTES).decode(errors="replace"))
             if refusal:
                 return Explanation(refusal)
     return None
