@@ -94,7 +94,7 @@ def test_what_the_pods_run_trains_also_where_the_first_has_no_name_yet(call: Cal
             with (tmp_path / f"hosts.{pod.name}").open("a") as hosts:
                 hosts.write(f"{pods[0].address} train-0.train\n")
         first = start(0)
-        said = [first.communicate(timeout=120)[0], told + second.communicate(timeout=120)[0]]
+        said = [first.communicate(timeout=500)[0], told + second.communicate(timeout=500)[0]]
     assert [first.returncode, second.returncode] == [0, 0], said
     until(lambda: all((place / f"saw-{rank}.json").exists() for rank, place in enumerate(work)), "both have trained")
     assert [yaml.safe_load((place / f"saw-{rank}.json").read_text())["sum"] for rank, place in enumerate(work)] == [

