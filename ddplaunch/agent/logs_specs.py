@@ -37,6 +37,7 @@ from ddplaunch.agent.torch_patches import (
 )
 from ddplaunch.machine.cgroups import OOM_KILLS_BEFORE, oom_kills
 from ddplaunch.planning.settings import Settings
+from ddplaunch.prove.in_rank import VARIABLE
 from ddplaunch.records.directory import metrics_path, note_path, through_path
 from ddplaunch.records.own.run_lock import end_with_this_program, set_aside
 from ddplaunch.values.variable_names import METRICS, SETTINGS, TYPED
@@ -151,6 +152,7 @@ class CapturedLogs(api.LogsSpecs):
             if directory is not None:
                 wanted[OBSERVE] = settings.observe and note_path(directory, rank)
                 wanted[PHASES] = settings.phases and f"{directory}/rank-{rank}.phases.jsonl"
+                wanted[VARIABLE] = settings.prove and not has_other_nodes() and f"3::{directory}"
                 wanted[ENDED] = through_path(directory, rank)
                 wanted[METRICS] = rank == 0 and metrics_path(directory)
             environ.update(taking_part(os.environ, **wanted))

@@ -121,7 +121,9 @@ def probe_route(
         except OSError as error:
             reason = error.strerror or str(error)
             continue
-        if local.startswith("127.") and not _means_loopback(destination) and (network := _only_network(interfaces)):
+        # a host name may resolve to loopback (as on Debian), but does not mean it
+        means_loopback = destination.startswith(("127.", "localhost", "ip6-l")) or ":" in destination
+        if local.startswith("127.") and not means_loopback and (network := _only_network(interfaces)):
             return Route(destination, *network, True)
         own_addresses = {own_address for interface in interfaces for own_address in interface.addresses}
         bare = address.partition("%")[0]
@@ -131,11 +133,6 @@ def probe_route(
         is_local = bare in own_addresses or bare == "::1" or bare.startswith("127.")
         return Route(destination, holder, local, is_local)
     return Unavailable(f"this host has no route to `{destination}`: {reason}")
-
-
-def _means_loopback(destination: str) -> bool:
-    """Return whether ``destination`` means loopback; False for a host name that resolves to it (as on Debian)."""
-    return destination.startswith(("127.", "localhost", "ip6-l")) or ":" in destination
 
 
 def _only_network(interfaces: tuple[Interface, ...]) -> tuple[str, str] | None:

@@ -110,26 +110,25 @@ def _answers(api: Any, handle: Any) -> dict[str, Any]:
     rows = ask(api, lambda: tuple(api.nvmlDeviceGetRemappedRows(handle)))
     pending, failed = (rows, rows) if isinstance(rows, Unavailable) else (bool(rows[2]), bool(rows[3]))
     return {
-        "pci_bus_id": _pci_bus_id(api, handle),
+        "pci_bus_id": known(ask(api, lambda: str(api.nvmlDeviceGetPciInfo(handle).busId)), ""),
         "memory_total_bytes": total,
         "memory_used_bytes": used,
         "compute_capability": ask(api, lambda: tuple(api.nvmlDeviceGetCudaComputeCapability(handle))),
         "mig_enabled": mig,
         "mig_devices": _mig_devices(api, handle) if mig is True else (),
         **{name: ask(api, partial(question, api, handle)) for name, question in LIVE_FACTS.items()},
-        "processes": ask(api, lambda: _processes(api, handle)),
+        "processes": ask(
+            api,
+            lambda: _described(
+                (process.pid, process.usedGpuMemory) for process in api.nvmlDeviceGetComputeRunningProcesses(handle)
+            ),
+        ),
         "ecc_uncorrected": ask(api, lambda: _uncorrected_errors(api, handle)),
         "remap_pending": pending,
         "remap_failed": failed,
         "recovery_action": ask(api, lambda: _recovery_action(api, handle)),
         "compute_mode": ask(api, lambda: _named(_COMPUTE_MODES, api.nvmlDeviceGetComputeMode(handle))),
     }
-
-
-def _processes(api: Any, handle: Any) -> tuple[GpuProcess, ...]:
-    return _described(
-        (process.pid, process.usedGpuMemory) for process in api.nvmlDeviceGetComputeRunningProcesses(handle)
-    )
 
 
 def _described(running: Iterable[tuple[int, int | None]]) -> tuple[GpuProcess, ...]:
@@ -150,10 +149,6 @@ def memory_of(api: Any, handle: Any) -> tuple[int, int]:
     except (api.NVMLError, AttributeError):
         memory = api.nvmlDeviceGetMemoryInfo(handle)
     return int(memory.total), int(memory.used)
-
-
-def _pci_bus_id(api: Any, handle: Any) -> str:
-    return known(ask(api, lambda: str(api.nvmlDeviceGetPciInfo(handle).busId)), "")
 
 
 def _mig_enabled(api: Any, handle: Any) -> bool:

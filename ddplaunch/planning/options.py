@@ -249,6 +249,9 @@ class Options:
     observe: Resolved[bool] | None = _switch(
         SHOWING, "Compare the first optimizer steps with the plan, from inside the ranks [yes]."
     )
+    prove: Resolved[bool] | None = _switch(
+        SHOWING, "Measure in the first three steps if gradients are the mean over ranks (one node).", "switch"
+    )
     debug: Resolved[int] | None = _integer(SHOWING, "The rank that waits for a debugger: debugpy, port 5678.")
     phases: Resolved[bool] | None = _switch(
         SHOWING, "Measure where each step's time goes: data, forward, backward, communication, optimizer.", "switch"

@@ -20,7 +20,7 @@ from ddplaunch.planning.script_numbers.handed_out import Plan, complete_from_scr
 from ddplaunch.planning.settings import OBSERVED, Settings
 from ddplaunch.planning.torchrun import extra_arguments, shared_id, torchrun_argv
 from ddplaunch.scaling.compute import compute
-from ddplaunch.scaling.numbers import Numbers, NumbersRequest
+from ddplaunch.scaling.numbers import NumbersRequest
 from ddplaunch.script.script_report import ScriptReport
 from ddplaunch.values.finding import usage
 from ddplaunch.values.frozen import dataclass
@@ -67,7 +67,15 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
     _refuse_memory(options.memory_bytes, device)
     completed = complete_from_script(options, target, topology, situation.script)
     numbers = compute(request_numbers(completed, topology))
-    handed_out = _handed_out(options, numbers, topology, target)
+    handed_out = Plan(
+        numbers,
+        topology.nproc_per_node.value,
+        topology.nnodes.value,
+        given_numbers(options, numbers),
+        value_of(options.forward, True),
+        withheld_numbers(options),
+        executable=target is not None and target.kind == "executable",
+    )
     forwarded = forward(target.args, handed_out, situation.script) if target else Forwarded((), ())
     index = situation.environ.get("SLURM_ARRAY_TASK_ID", "{array_index}")  # outside of an array it stays as typed
     args = tuple(word.replace("{array_index}", index) for word in forwarded.args)
@@ -302,18 +310,6 @@ def plan_variables(run_id: str, handed_out: Plan) -> tuple[Variable, ...]:
     )
 
 
-def _handed_out(options: Options, numbers: Numbers, topology: Topology, target: Target | None) -> Plan:
-    return Plan(
-        numbers,
-        topology.nproc_per_node.value,
-        topology.nnodes.value,
-        given_numbers(options, numbers),
-        value_of(options.forward, True),
-        withheld_numbers(options),
-        executable=target is not None and target.kind == "executable",
-    )
-
-
 def _others(topology: Topology) -> str:
     """Return where nodes learn of each other's end, "" if they need not: an elastic launch continues without a node."""
     address, port = topology.master_addr, topology.master_port
@@ -326,13 +322,15 @@ def _others(topology: Topology) -> str:
 #: Options that have the same names in ``Settings``.
 _AS_SAID = (
     *("verbose", "timeout_s", "hang_timeout_s", "on_hang", "stacks", "log_max_bytes", "phases", "memory_bytes"),
-    *("grace_s", "max_restarts", "observe", "quiet"),
+    *("grace_s", "max_restarts", "observe", "prove", "quiet"),
 )
 
 
 def plugin_settings(options: Options, settings: Settings) -> Settings:
     """Return ``settings``, which already has run, node and start, completed from the options."""
     typed = {name: getattr(options, name).value for name in _AS_SAID if getattr(options, name) is not None}
+    if typed.get("prove"):
+        typed["observe"] = True  # it begins and reports what proves
     show = value_of(options.show, (0,))
     shown = show if show == "all" else ",".join(map(str, show))
     ignore = tuple(item.value for item in options.ignore if item.value in OBSERVED)

@@ -48,6 +48,8 @@ class Settings(NamedTuple):
     stacks: bool = True
     #: Let ranks record the numbers with which they train.
     observe: bool = True
+    #: Let ranks record and judge the gradients of their first steps, too.
+    prove: bool = False
     #: Codes of ``OBSERVED`` that are not reported.
     ignore: tuple[str, ...] = ()
     #: Let ranks record how long the phases of their steps take.

@@ -52,16 +52,6 @@ class ProofAnswer:
         return any(finding.severity is Severity.ERROR for finding in self.findings)
 
 
-def right(subject: str, text: str) -> Claim:
-    """Return a claim that was shown right."""
-    return Claim(subject, "right", text)
-
-
-def still_open(subject: str, text: str) -> Claim:
-    """Return a claim that could not be decided."""
-    return Claim(subject, "open", text)
-
-
 def wrong(subject: str, code: str, where: str, **values: Any) -> Claim:
     """Return a wrong claim. Its finding has the texts of ``code``, filled with ``values``.
 
@@ -114,6 +104,6 @@ def mean(vectors: Iterable[Vector]) -> list[float]:
 
 
 def equal(vectors: Sequence[Vector], tolerance: float) -> bool:
-    """Return whether all vectors are the same, up to ``tolerance`` of the first one's size."""
-    limit = tolerance * math.hypot(*vectors[0]) + 1e-30
-    return all(math.dist(vectors[0], one) <= limit for one in vectors)
+    """Return whether all vectors are the same, up to ``tolerance`` of the first one's size, or are no numbers."""
+    limit = tolerance * math.hypot(*vectors[0])
+    return not any(math.dist(vectors[0], one) > limit for one in vectors)

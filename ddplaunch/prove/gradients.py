@@ -19,12 +19,9 @@ from ddplaunch.prove.claims import (
     fit,
     mean,
     near,
-    right,
-    still_open,
     wrong,
 )
 from ddplaunch.prove.recording import Event, Recorded
-from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import count, listed
 from ddplaunch.watch.sharing import UNEQUAL_AFTER_STEP
 
@@ -32,42 +29,25 @@ from ddplaunch.watch.sharing import UNEQUAL_AFTER_STEP
 Step = Sequence[Event]
 
 
-@dataclass(frozen=True)
-class Averaged:
-    """The gradients of one step as ``factor`` times the mean over ranks of the ranks' own gradients, None if not.
-
-    ``unequal`` are the parameters whose gradients still differ between ranks when the optimizer takes them.
-    ``clipped_before`` is True if the script clipped gradients that differed between ranks.
-    """
-
-    factor: float | None
-    unequal: tuple[str, ...]
-    clipped_before: bool
+def _trained(step: Step) -> list[tuple[Event, ...]]:
+    """Return what the ranks recorded of each parameter with a gradient; none if ranks hold parts of the parameters."""
+    every = zip(*(event["parameters"] for event in step), strict=True)
+    trained = [ones for ones in every if any(one["own"] for one in ones)]
+    return trained if all(one["whole"] for one in chain(*trained)) else []
 
 
-def averaged(step: Step) -> Averaged | None:
-    """Return how a step averaged its gradients; None without gradients, or if ranks hold parts of the parameters.
+def averaged(step: Step) -> float:
+    """Return the gradients of a step as a multiple of the mean over ranks of the ranks' own; 0 if they are not.
 
-    Their factor is taken before they are clipped, or else when the optimizer takes them; if the script changes them to
+    It is taken before they are clipped, or else when the optimizer takes them; if the script changes them to
     something else, after the backward pass.
     """
-    trained = [ones for ones in _by_parameter(step) if any(one["own"] for one in ones)]
-    if not trained or not all(one["whole"] for one in chain(*trained)):
-        return None
-    last = "backward" if step[0]["closure"] else "step"
-    unequal = tuple(ones[0]["name"] for ones in trained if not _alike(ones, last))
-    clipped_before = not all(_alike(ones, "clip") for ones in trained)
-    for stage in ("clip", last, "backward"):
-        fits = [fit(gradient(ones[0], stage), mean(gradient(one, "own") for one in ones)) for ones in trained]
-        usual = median(one.factor for one in fits)
+    for stage in ("clip", "backward" if step[0]["closure"] else "step", "backward"):
+        fits = [fit(gradient(ones[0], stage), mean(gradient(one, "own") for one in ones)) for ones in _trained(step)]
+        usual = median(one.factor for one in fits) if fits else 0.0
         if usual and all(one.residual < ROUNDED and near(one.factor, usual) for one in fits):
-            return Averaged(usual, unequal, clipped_before)
-    return Averaged(None, unequal, clipped_before)
-
-
-def _by_parameter(step: Step) -> Iterator[tuple[Event, ...]]:
-    """Return what the ranks recorded of each parameter."""
-    return zip(*(event["parameters"] for event in step), strict=True)
+            return usual
+    return 0.0
 
 
 def gradient(parameter: Event, stage: str) -> Vector:
@@ -75,26 +55,27 @@ def gradient(parameter: Event, stage: str) -> Vector:
     return parameter.get(stage) or [0.0] * len(parameter["value"])
 
 
-def _alike(ones: Sequence[Event], stage: str) -> bool:
-    return equal([gradient(one, stage) for one in ones], ROUNDED)
-
-
 def gradient_claims(recorded: Recorded) -> Iterator[Claim]:
     """Yield claims about gradients, rates and the replicas after each step."""
     steps = recorded.steps()
+    if not steps or len(steps[0]) < 2:
+        yield Claim("gradients", "open", "no step of an optimizer of torch was seen on several ranks, all on one node")
+        return
     for number in sorted({step[0]["optimizer"] for step in steps}):
         mine = [step for step in steps if step[0]["optimizer"] == number]
         which = f" of {mine[0][0]['kind']} {number + 1}" if number else ""
         yield from (rates := [*_of_settings(mine)])
         names = {tuple(one["name"] for one in event["parameters"]) for event in mine[0]}
         if len(names) > 1 or mine[0][0]["kind"] in UNEQUAL_AFTER_STEP:
-            yield still_open(f"gradients{which}", "the optimizer gives ranks parts of the parameters or averages later")
+            yield Claim(
+                f"gradients{which}", "open", "the optimizer gives ranks parts of the parameters or averages later"
+            )
             continue
         claim, replicas = _of_gradients(f"gradients{which}", mine), _of_replicas(f"replicas{which}", mine)
-        averaged_later = len(mine) > 1 and replicas.verdict == "right"
-        if averaged_later and claim.finding and claim.finding.code == "gradients-not-averaged":
-            claim = still_open(
-                f"gradients{which}", "they differ between ranks, but something makes the parameters alike"
+        differ = claim.finding and claim.finding.code == "gradients-not-averaged"
+        if differ and len(mine) > 1 and replicas.verdict == "right":
+            claim = Claim(
+                f"gradients{which}", "open", "they differ between ranks, but something makes the parameters alike"
             )
         yield claim
         if claim.verdict != "wrong" and not rates:  # wrong gradients or rates make replicas differ
@@ -103,13 +84,13 @@ def gradient_claims(recorded: Recorded) -> Iterator[Claim]:
 
 def _of_gradients(subject: str, steps: Sequence[Step]) -> Claim:
     """Return the one claim about the gradients of an optimizer."""
-    found = [(step, one) for step in steps if (one := averaged(step))]
-    claims = chain(_not_kept(subject, steps), *(_judged(subject, *one) for one in found))
+    found = [step for step in steps if _trained(step)]
+    claims = chain(_not_kept(subject, steps), *(_judged(subject, step) for step in found))
     for claim in sorted(claims, key=lambda claim: claim.verdict == "open"):
         return claim
     if not found:
-        return still_open(subject, "no gradient was seen, or ranks hold parts of the parameters")
-    return right(subject, f"the mean over {len(steps[0])} ranks at {count(len(found), 'step')}")
+        return Claim(subject, "open", "no gradient was seen, or ranks hold parts of the parameters")
+    return Claim(subject, "right", f"the mean over {len(steps[0])} ranks at {count(len(found), 'step')}")
 
 
 def _not_kept(subject: str, steps: Sequence[Step]) -> Iterator[Claim]:
@@ -123,28 +104,31 @@ def _not_kept(subject: str, steps: Sequence[Step]) -> Iterator[Claim]:
         yield wrong(subject, "gradients-cleared-early", lost[0]["line"], lost=len(lost[0]["discarded"]))
 
 
-def _judged(subject: str, step: Step, one: Averaged) -> Iterator[Claim]:
+def _judged(subject: str, step: Step) -> Iterator[Claim]:
     """Yield what is wrong with a step, or why it cannot be decided."""
-    event, world = step[0], len(step)
-    if one.unequal:
-        yield wrong(subject, "gradients-not-averaged", event["line"], names=listed(one.unequal))
-    elif one.clipped_before:
+    event, world, trained, factor = step[0], len(step), _trained(step), averaged(step)
+    last = "backward" if event["closure"] else "step"  # a closure computes what the optimizer takes
+    if unequal := [ones[0]["name"] for ones in trained if not equal([gradient(one, last) for one in ones], ROUNDED)]:
+        yield wrong(subject, "gradients-not-averaged", event["line"], names=listed(unequal))
+    elif not all(equal([gradient(one, "clip") for one in ones], ROUNDED) for ones in trained):
         yield wrong(subject, "clipped-before-average", event["line"])
-    elif not one.factor:
-        yield still_open(subject, "the same on all ranks, but not a multiple of the mean: the script computes its own")
+    elif not factor:
+        yield Claim(
+            subject, "open", "the same on all ranks, but not a multiple of the mean: the script computes its own"
+        )
     elif (
         event["kind"] == "SGD"  # others are hardly changed by a factor
-        and near(one.factor, 1)
+        and near(factor, 1)
         and len(event["passes"]) > len({*event["passes"]}) == 1
         and all("Loss" in function or "Mean" in function for _, function in event["losses"])
     ):
         yield wrong(subject, "passes-summed", event["line"], passes=len(event["passes"]))
-    elif near(one.factor, 1 / len(event["passes"])):  # 1, or divided by the script after accumulation
+    elif near(factor, 1 / len(event["passes"])):  # 1, or divided by the script after accumulation
         return
-    elif abs(one.factor * world - 1) < ROUNDED / 10:  # clipping by hand may come near it
+    elif abs(factor * world - 1) < ROUNDED / 10:  # clipping by hand may come near it
         yield wrong(subject, "gradients-divided-twice", event["line"], world=world)
-    elif near(one.factor, world):
-        yield still_open(subject, f"{world} times the mean: right only if the loss is divided by that number")
+    elif near(factor, world):
+        yield Claim(subject, "open", f"{world} times the mean: right only if the loss is divided by that number")
 
 
 def _of_settings(steps: Sequence[Step]) -> Iterator[Claim]:
@@ -162,8 +146,8 @@ def _of_settings(steps: Sequence[Step]) -> Iterator[Claim]:
 def _of_replicas(subject: str, steps: Sequence[Step]) -> Claim:
     """Return the claim that all ranks have the same parameters before each step."""
     for made, step in enumerate(steps, 1):
-        values = ((ones[0]["name"], [one["value"] for one in ones]) for ones in _by_parameter(step))
+        every = zip(*(event["parameters"] for event in step), strict=True)
         # all ranks compute their values from the same gradients
-        if apart := [name for name, sketches in values if not equal(sketches, 1e-6)]:
+        if apart := [ones[0]["name"] for ones in every if not equal([one["value"] for one in ones], 1e-6)]:
             return wrong(subject, "replicas-differ", step[0]["line"], step=made, names=listed(apart))
-    return right(subject, f"all ranks have the same parameters before each of {count(len(steps), 'step')}")
+    return Claim(subject, "right", f"all ranks have the same parameters before each of {count(len(steps), 'step')}")

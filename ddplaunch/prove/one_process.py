@@ -7,17 +7,13 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from statistics import fmean
 
-from ddplaunch.prove.claims import ROUNDED, Claim, Fit, Vector, combined, fit, mean, near, right, still_open, wrong
+from ddplaunch.prove.claims import ROUNDED, Claim, Fit, Vector, combined, fit, mean, near, wrong
 from ddplaunch.prove.gradients import Step, averaged, gradient
 from ddplaunch.prove.recording import Event, Recorded
 from ddplaunch.values.words import count, listed
 
 _SUBJECT = "one process"
 _RANDOM = 0.3  # a factor of the number of ranks is seen in spite of random numbers that change gradients by less
-_REASONS = (
-    "its loss may not be a mean over samples, BatchNorm takes statistics from one rank's batch, "
-    "the script may draw random numbers as it trains, or samples that come from no DataLoader"
-)
 
 
 def _own(event: Event, stage: str = "own") -> Vector:
@@ -34,13 +30,13 @@ def one_process_claims(ranks: Recorded, alone: Recorded) -> Iterator[Claim]:
             yield _of_gradients(step, single, first)
             yield _of_rates(pairs)
             return
-    yield still_open(_SUBJECT, "the script makes no step of the same model with the samples of all ranks")
+    yield Claim(_SUBJECT, "open", "the script makes no step of the same model with the samples of all ranks")
 
 
 def _of_gradients(step: Step, single: Event, first: Fit) -> Claim:
     """Return the claim about the gradients of the first step; ``first`` has the ranks' by those of one process."""
     world, line = len(step), step[0]["line"]
-    mine, its = (made.factor or 1.0 if (made := averaged(one)) else 1.0 for one in (step, [single]))
+    mine, its = (averaged(one) or 1.0 for one in (step, [single]))
     factor = first.factor * mine / its
     for number, times in ((world, f"{world} times"), (1 / world, f"1/{world} of")):
         if first.residual < _RANDOM and abs(factor / number - 1) < max(ROUNDED, first.residual):
@@ -56,12 +52,17 @@ def _of_gradients(step: Step, single: Event, first: Fit) -> Claim:
         if math.isclose(fmean(losses), its_loss, rel_tol=1e-5) and not math.isclose(*losses[:2], rel_tol=1e-3):
             return wrong(_SUBJECT, "gradient-cut", line)
     if first.residual < ROUNDED and near(factor, 1):
-        return right(_SUBJECT, f"its first gradients from the same samples are the same, up to {first.residual:.0e}")
+        return Claim(
+            _SUBJECT, "right", f"its first gradients from the same samples are the same, up to {first.residual:.0e}"
+        )
     if near(mine, world):
         return wrong(_SUBJECT, "gradients-summed", line, world=world)
-    return still_open(
+    return Claim(
         _SUBJECT,
-        f"its gradients are {1 / factor:.3g} times those of the ranks, but for {first.residual:.1%}: {_REASONS}",
+        "open",
+        f"its gradients are {1 / factor:.3g} times those of the ranks, but for {first.residual:.1%}: "
+        "its loss may not be a mean over samples, BatchNorm takes statistics from one rank's batch, "
+        "the script may draw random numbers as it trains, or samples that come from no DataLoader",
     )
 
 
@@ -75,8 +76,8 @@ def _of_rates(pairs: Sequence[tuple[Step, Event]]) -> Claim:
     if speed == world * world:
         return wrong("rates", "schedule-too-fast", step[0]["line"], world=world)
     if speed > 1:
-        return still_open("rates", "one process has another schedule: it may depend on the number of ranks or steps")
-    return right("rates", f"they go as those of one process at {count(len(pairs), 'step')}")
+        return Claim("rates", "open", "one process has another schedule: it may depend on the number of ranks or steps")
+    return Claim("rates", "right", f"they go as those of one process at {count(len(pairs), 'step')}")
 
 
 def _rates(events: Sequence[Event]) -> list[float]:

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 from ddplaunch.planning.launch import Launch
 from ddplaunch.planning.options import Said
-from ddplaunch.prove.claims import Claim, ProofAnswer, still_open
+from ddplaunch.prove.claims import Claim, ProofAnswer
 from ddplaunch.prove.gradients import gradient_claims
 from ddplaunch.prove.in_rank import RANKS, VARIABLE
 from ddplaunch.prove.one_process import one_process_claims
@@ -76,8 +76,8 @@ class Proof:
 
 def claims_of(recorded: Mapping[str, Recorded]) -> list[Claim]:
     """Return all claims of a proof; ``recorded`` maps the name of a trial to its recording."""
+    ranks = recorded[RANKS]
     if ALONE not in recorded:
-        return [still_open("gradients", "there is only one rank, or no step of an optimizer of torch")]
-    ranks, alone = recorded[RANKS], recorded[ALONE]
-    by_cpu = [still_open("CUDA", "the CPU stands in for GPUs")] if ranks.of("cuda")[0] else []
-    return [*by_cpu, *gradient_claims(ranks), *sample_claims(ranks), *one_process_claims(ranks, alone)]
+        return [*gradient_claims(ranks)]
+    by_cpu = [Claim("CUDA", "open", "the CPU stands in for GPUs")] if ranks.of("cuda")[0] else []
+    return [*by_cpu, *gradient_claims(ranks), *sample_claims(ranks), *one_process_claims(ranks, recorded[ALONE])]

@@ -29,6 +29,6 @@ class Recorded:
 
 def read_recording(folder: Path) -> Recorded:
     """Return the recording in ``folder``; a line that a rank was still writing is left out."""
-    paths = sorted(folder.glob("rank-*.jsonl"))  # in the order of ranks
-    lines = (path.read_text(encoding="utf-8").splitlines(keepends=True) for path in paths)
-    return Recorded(tuple(tuple(json.loads(line) for line in one if line.endswith("\n")) for one in lines))
+    paths = sorted(folder.glob("rank-*.proof"))  # in the order of ranks
+    lines = (path.read_text(encoding="utf-8").split("\n")[:-1] for path in paths)
+    return Recorded(tuple(tuple(map(json.loads, one)) for one in lines))

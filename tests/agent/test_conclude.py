@@ -27,6 +27,7 @@ from ddplaunch.ui.explain_view import explanation_text
 from ddplaunch.ui.outcome_view import attempt_text, outcome_text
 from ddplaunch.ui.terminal import Terminal
 from tests.conftest import Golden
+from tests.prove.test_claims import MEAN, OWN, step
 from tests.records.fake_runs import outcome as outcome_of_run
 from tests.records.fake_runs import record
 
@@ -429,7 +430,27 @@ def test_phases_are_told_after_the_last_attempt_if_they_were_measured(
     assert told(measured._replace(silent=True, node=1), fine, 0) == "", "those of node 0 are enough"
     assert "phases" not in told(measured, ended(state="error"), 1), "there was no attempt"
     monkeypatch.setattr("ddplaunch.watch.phases.phases_in", lambda *_: 1 / 0)
-    assert told(measured, fine, 0).startswith("ddplaunch: the phases could not be read: ZeroDivisionError(")
+    assert told(measured, fine, 0).startswith("ddplaunch: what was measured could not be read: ZeroDivisionError(")
+
+
+def test_what_prove_measured_is_told_once_and_may_be_ignored(settings: Settings) -> None:
+    fine, proves = ended(attempt(rank(0), rank(1)), state="succeeded"), settings._replace(prove=True, quiet=True)
+    right = "ddplaunch: right gradients: the mean over 2 ranks at 1 step\n"
+    folder = Path(settings.node_directory or "", "attempt-0")
+    for taken, said in ((MEAN, True), (MEAN, False), ([9.0, 9.0, 9.0], True)):
+        for number in (0, 1):
+            one = step(number, taken)
+            Path(folder, f"rank-{number:06}.proof").write_text(json.dumps(one) + "\n")
+        text = told(proves, fine if said else replace(fine, told=(right,)), 0)
+        assert text.startswith(right) is (said and taken == MEAN), text
+        assert text.startswith("ddplaunch: open gradients: the same on all ranks") is (taken != MEAN), text
+    Path(folder, "rank-000001.proof").write_text(json.dumps(step(1, OWN[1])) + "\n")
+    assert "error[gradients-not-averaged]" in told(proves, fine, 0)
+    assert "gradients" not in told(proves._replace(ignore=("gradients-not-averaged",)), fine, 0)
+    assert "gradients" not in told(settings, fine, 0), "nobody asked"
+    for path in folder.glob("*.proof"):
+        path.unlink()
+    assert told(proves, fine, 0).startswith("ddplaunch: open gradients: no step of an optimizer of torch was seen")
 
 
 # What is known beside the logs

@@ -65,11 +65,14 @@ def test_plugin_gets_its_settings() -> None:
     assert settings(captured(show="all"))["show"] == "all"
     assert settings(captured(nnodes="2", node_rank=1, master_addr="10.0.0.1"))["node"] == 1
     # every option that the plug-in has too reaches it
-    of_their_own = {"run_id", "start", "preload", "show", "ignore"}  # decided, or in another form
+    of_their_own = {"run_id", "start", "preload", "show", "ignore", "observe"}  # decided, or in another form
     shared = {field.name for field in fields(Options)} & {*Settings._fields} - of_their_own
     options = Options(**{name: Resolved(name, Source("flag")) for name in shared})  # type: ignore[arg-type]
     found = plugin_settings(options, Settings())._asdict()
     assert len(shared) == 12 and {name: found[name] for name in shared} == {name: name for name in shared}
+    for proves in (False, True):
+        unobserved = Options(observe=Resolved(False, Source("flag")), prove=Resolved(proves, Source("flag")))
+        assert plugin_settings(unobserved, Settings()).observe is proves, "the observer begins what proves"
 
 
 def test_grace_is_torchruns_own_option_where_it_has_one() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.prove.answer import proof_json, proof_text
-from ddplaunch.prove.claims import Claim, ProofAnswer, mean, right, still_open, wrong
+from ddplaunch.prove.claims import Claim, ProofAnswer, mean, wrong
 from ddplaunch.prove.gradients import gradient_claims
 from ddplaunch.prove.one_process import one_process_claims
 from ddplaunch.prove.recording import Recorded, read_recording
@@ -46,7 +46,13 @@ def times(factor: float) -> list[float]:
 
 @pytest.mark.parametrize(
     ("taken", "expected"),
-    [((MEAN, MEAN), "right"), (OWN, "gradients-not-averaged"), ([times(2)] * 2, "open"), ([[9.0] * 3] * 2, "open")],
+    [
+        ((MEAN, MEAN), "right"),
+        (OWN, "gradients-not-averaged"),
+        ([times(2)] * 2, "open"),
+        ([[9.0] * 3] * 2, "open"),
+        ([[float("nan")] * 3] * 2, "open"),
+    ],
 )
 def test_the_factor_of_the_mean_says_what_is_wrong(taken: Any, expected: str) -> None:
     claim, *others = gradient_claims(recorded(*([step(rank, taken[rank])] for rank in (0, 1))))
@@ -202,15 +208,15 @@ def test_models_that_evaluate_and_differ() -> None:
 
 
 def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / "rank-000010.jsonl").write_text('{"event": "end"}\n{"eve')
-    (tmp_path / "rank-000009.jsonl").write_text("")
+    (tmp_path / "rank-000010.proof").write_text('{"event": "end"}\n{"eve')
+    (tmp_path / "rank-000009.proof").write_text("")
     assert read_recording(tmp_path).ranks == ((), ({"event": "end"},))
 
 
 def test_the_answer_fits_80_columns_and_says_everything() -> None:
     claims = (
-        right("gradients", "the mean over 2 ranks at 6 steps, which took a long time to measure, up to 4e-08"),
-        still_open("one process", "its gradients cannot be compared with those of the ranks"),
+        Claim("gradients", "right", "the mean over 2 ranks at 6 steps, which took a long time to measure, up to 4e-08"),
+        Claim("one process", "open", "its gradients cannot be compared with those of the ranks"),
         wrong("files", "file-of-all-ranks", "train.py:20", files="model.pt"),
     )
     text = proof_text(ProofAnswer(claims, 2, 6, 14.2), Terminal())

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +42,37 @@ def test_a_sketch_of_a_mean_is_the_mean_of_sketches(shape: tuple[int, ...]) -> N
     combined = fit(sketch((one + other) / 2), mean([sketch(one), sketch(other)]))
     assert combined.residual < 1e-12 or one.numel() == 0
     assert one.numel() <= 1 or fit(sketch(one + 0.01 * other), sketch(one)).residual > 1e-3
+
+
+#: One process of a run: it never uses its first optimizer, frees its model, and then fails.
+RUN = """
+import os, weakref
+import torch
+import ddplaunch.prove.in_rank
+ddplaunch.prove.in_rank.begin()
+model = torch.nn.Linear(2, 1)
+unused, used = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+for _ in range(60):
+    used.zero_grad()
+    model(torch.ones(4, 2)).mean().backward()
+    used.step()
+freed = weakref.ref(model.weight)
+assert not freed()._backward_hooks
+del model, unused, used
+assert freed() is None
+torch.zeros(3, requires_grad=True).backward()
+"""
+
+
+def test_a_run_is_observed_for_a_while_and_then_left_alone(tmp_path: Path) -> None:
+    environ = {**os.environ, "DDPLAUNCH_PROVE": f"3::{tmp_path}", "RANK": "0", "WORLD_SIZE": "1"}
+    done = subprocess.run([sys.executable, "-c", RUN], env=environ, capture_output=True, text=True, timeout=300)
+    assert done.stderr.rstrip().endswith("grad can be implicitly created only for scalar outputs"), done.stderr
+    assert "recorder.py" not in done.stderr, "its line would be named as the cause"
+    (path,) = tmp_path.glob("*")
+    assert path.name == "rank-000000.proof" and path.stat().st_mode & 0o777 == 0o600
+    events = [*map(json.loads, path.read_text().splitlines())]
+    assert [event["optimizer"] for event in events] == [1] * 48
 
 
 def test_samples_are_told_apart() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.proving_scripts import SCRIPTS
-from tests.hosts.launching import clean_environment, ddplaunch
+from tests.hosts.launching import ANYWHERE, clean_environment, ddplaunch, run_to_end
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -24,6 +24,48 @@ def test_planted_mistakes_are_found_and_right_scripts_left_alone() -> None:
     done = subprocess.run(argv, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "| found | 15 |" in done.stdout and "| silent | 8 |" in done.stdout
+
+
+RUN = """
+import time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+model = DistributedDataParallel(model)
+torch.manual_seed(dist.get_rank())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(5):
+    optimizer.zero_grad()
+    loss = model(torch.randn(8, 4)).square().mean()
+    loss.backward()
+    optimizer.step()
+    print("loss", loss.item().hex())
+    time.sleep(1)  # the guard looks every two seconds
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("DistributedDataParallel(model)", "right gradients: the mean over 2 ranks at 3 steps"),
+        ("model", "error[gradients-not-averaged]: the gradients of weight, bias differ between"),
+    ],
+)
+def test_a_run_measures_its_first_steps_and_trains_the_same(tmp_path: Path, model: str, expected: str) -> None:
+    (tmp_path / "train.py").write_text(RUN.replace("DistributedDataParallel(model)", model))
+    losses = []
+    for words in ((), ("--prove", "--no-observe")):
+        argv = ddplaunch("run", "2", *ANYWHERE, *words, "--", "train.py")
+        status, printed = run_to_end(argv, tmp_path, clean_environment(), 900)
+        assert status == 0 and printed.count(expected) == len(words) // 2, printed  # once, not at the end again
+        losses.append([line for line in printed.splitlines() if line.startswith("loss ")])
+    assert len(losses[0]) == 5 and losses[0] == losses[1]
 
 
 @pytest.mark.timeout(1800)

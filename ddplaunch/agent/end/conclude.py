@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from ddplaunch.ui.outcome_view import attempt_text, elsewhere_text, node_failed_
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.variable_names import LAUNCH, TYPED
-from ddplaunch.watch import observed
+from ddplaunch.watch.observed import Observed, look, losses
 
 _TAIL_BYTES = 1 << 16
 _LINES = 20
@@ -93,6 +93,9 @@ def conclude(
     accused = explanation.diagnosis.rank if explanation.diagnosis else None
     first = None if last is None else first_failed(last.ranks, accused, last.first)
     failed = accused if ended.stopped is not None else None if first is None else first.rank
+    findings, measured = _measured(settings, last)
+    for text in ended.told:  # what `--prove` said is not said again
+        measured = measured.removeprefix(text)
     outcome = RunOutcome(
         run_id=settings.run_id,
         host=ended.host,
@@ -108,7 +111,7 @@ def conclude(
             _attempt(settings, each, explanation if each is last else None, ended) for each in ended.attempts
         ),
         notes=_notes(ended),
-        findings=_observed(settings, last),
+        findings=findings,
         launch=os.environ.get(LAUNCH, ""),
     )
     directory = Path(settings.directory) if settings.directory else None
@@ -121,9 +124,11 @@ def conclude(
     outcome = decided
     kept = problem is None  # else the launcher of all hosts could not read it
     one_console = "SLURM_STEP_ID" in os.environ  # of all nodes
-    alike = cause is not None or outcome.state in ("succeeded", "terminated") or _left_in_time(ended, outcome)
+    found = outcome.diagnosis
+    left_in_time = ended.announced is not None and found is not None and found.code == "terminated"
+    alike = cause is not None or outcome.state in ("succeeded", "terminated") or left_in_time
     if (settings.silent and kept) or (one_console and settings.node and alike):
-        say("" if settings.node else _phases(settings, last))  # one node's are enough for one console
+        say("" if settings.node else measured)  # one node's are enough for one console
     elif cause is not None and one_console:  # that node says why
         say(node_failed_text(outcome, cause, settings.directory, Terminal.of(sys.stderr)))
     else:
@@ -138,7 +143,7 @@ def conclude(
             notices=ended.told,
         )
         fine = outcome.state == "succeeded" and not (outcome.findings or outcome.notes or problem)
-        say(_phases(settings, last) + ("" if settings.quiet and fine else text))
+        say(measured + ("" if settings.quiet and fine else text))
     return outcome.exit_status
 
 
@@ -165,11 +170,6 @@ def _before(directory: Path, outcome: RunOutcome) -> PreviousRun | None:
         return run_before(directory, outcome)
     except Exception:  # a bad record of another run must not hide this run's end
         return None
-
-
-def _left_in_time(ended: EndedRun, outcome: RunOutcome) -> bool:
-    """Return whether ranks left because a scheduler had announced the end to them."""
-    return ended.announced is not None and outcome.diagnosis is not None and outcome.diagnosis.code == "terminated"
 
 
 def _decided_elsewhere(
@@ -241,25 +241,45 @@ def _by_the_scheduler(settings: Settings, ended: EndedRun) -> Diagnosis | None:
     return why_ended(os.environ, settings.grace_s, ended.ended_s)
 
 
-def _observed(settings: Settings, last: EndedAttempt | None) -> tuple[Finding, ...]:
-    """Return the findings where ranks' first optimizer steps differ from the plan, or last losses are not finite."""
-    if last is None or settings.node_directory is None or not settings.observe:
-        return ()
+def seen_in_run(attempt: str, ranks: Sequence[int], settings: Settings) -> tuple[Observed, str]:
+    """Return what the folder ``attempt`` tells of the first steps, and what `--prove` found right there, or open."""
+    proved: list[Finding] = []
+    text = ""
+    if settings.prove:
+        from ddplaunch.prove.gradients import gradient_claims  # only imported if asked for
+        from ddplaunch.prove.recording import read_recording
+
+        for claim in gradient_claims(read_recording(Path(attempt))):
+            if not claim.finding:
+                text += f"ddplaunch: {claim.verdict} {claim.subject}: {claim.text}\n"
+            elif claim.finding.code not in settings.ignore:
+                proved.append(claim.finding)
+    seen = look(attempt, ranks, os.environ, (*settings.ignore, *(finding.code for finding in proved)))
+    return seen._replace(findings=(*proved, *seen.findings)), text
+
+
+def _measured(settings: Settings, last: EndedAttempt | None) -> tuple[tuple[Finding, ...], str]:
+    """Return what was measured in the last attempt: findings about its first steps and last losses, and a text.
+
+    The text has the claims of `--prove`, and how steps spent their time.
+    """
+    findings: tuple[Finding, ...] = ()
+    text = ""
+    if last is None or settings.node_directory is None:
+        return findings, text
     ranks = [each.rank for each in last.ranks]
     attempt = f"{settings.node_directory}/attempt-{last.attempt}"
-    return (*observed.look(attempt, ranks, os.environ, settings.ignore).findings, *observed.losses(attempt))
-
-
-def _phases(settings: Settings, last: EndedAttempt | None) -> str:
-    """Return the report of how the last attempt's steps spent their time; "" if it was not measured."""
-    if not settings.phases or last is None:
-        return ""
     try:
-        from ddplaunch.watch.phases import phase_words  # only imported if asked for
+        if settings.observe:
+            seen, text = seen_in_run(attempt, ranks, settings)
+            findings = (*seen.findings, *losses(attempt))
+        if settings.phases:
+            from ddplaunch.watch.phases import phase_words  # only imported if asked for
 
-        return phase_words(settings, last.attempt, [each.rank for each in last.ranks])
+            text += phase_words(settings, last.attempt, ranks)
     except Exception as error:  # the end must be reported even if this fails
-        return f"ddplaunch: the phases could not be read: {error!r}\n"
+        text += f"ddplaunch: what was measured could not be read: {error!r}\n"
+    return findings, text
 
 
 def _notes(ended: EndedRun) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ class NumbersWatch:
         """Wait for nothing yet. Only node 0 reports findings, because all nodes have the same numbers."""
         self._run = run
         self._findings: tuple[Finding, ...] = ()
+        self._proved = ""
         self._folder = ""
         self._ranks: tuple[int, ...] = ()
 
@@ -44,22 +45,23 @@ class NumbersWatch:
             self._wait()
 
     def _compare(self) -> None:
+        from ddplaunch.agent.end.conclude import seen_in_run
         from ddplaunch.records.outcome import write_findings
         from ddplaunch.ui.speech import findings_text
         from ddplaunch.ui.terminal import Terminal
-        from ddplaunch.watch import observed
 
         folder, settings = self._folder, self._run.settings
-        seen = observed.look(folder, self._ranks, os.environ, settings.ignore)
+        seen, proved = seen_in_run(folder, self._ranks, settings)
         if self._folder != folder:
             return  # a new attempt has begun
         if not seen.over:
             self._wait()
-        elif seen.findings and not settings.node:
+        elif (proved or seen.findings) and not settings.node:
+            self._proved = proved
             self._findings += seen.findings  # for `ps` and the final report
             write_findings(settings.node_directory or "", self._findings)
-            self._run.say(findings_text(seen.findings, Terminal.of(sys.stderr)) + "\n")
+            self._run.say(proved + findings_text(seen.findings, Terminal.of(sys.stderr)) + "\n" * bool(seen.findings))
 
     def told(self) -> tuple[str, ...]:
-        """Return the first lines of the findings that were shown."""
-        return tuple(finding.what for finding in self._findings)
+        """Return the first lines of the findings that were shown, after what `--prove` said."""
+        return (self._proved, *(finding.what for finding in self._findings))

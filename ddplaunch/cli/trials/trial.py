@@ -42,7 +42,7 @@ from ddplaunch.planning.settings import OBSERVED
 from ddplaunch.records.directory import new_run_id, not_yours
 from ddplaunch.records.find import numbered, read_record
 from ddplaunch.records.json_files import as_number, as_whole
-from ddplaunch.records.outcome import RunOutcome, read_findings
+from ddplaunch.records.outcome import read_findings
 from ddplaunch.records.own.own_files import NotOursError
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error
@@ -56,7 +56,7 @@ from ddplaunch.values.words import count, duration_text, listed
 Ending = Literal["measured", "ended", "failed", "refused", "timed-out", "interrupted"]
 
 #: Flags of a launch that a trial decides for itself, or that would prolong it.
-_OWN = ("nproc", "nnodes", "run_id", "run_dir", "phases", "timeout", "show", "verbose", "max_restarts")
+_OWN = ("nproc", "nnodes", "run_id", "run_dir", "phases", "prove", "timeout", "show", "verbose", "max_restarts")
 _MARK = "`ddplaunch.step(samples=…)` in the script marks a step where no optimizer of torch makes one"
 _LOOK_S = 0.2
 _EMPTY = 16  # epochs without a batch after which the trial ends
@@ -181,6 +181,7 @@ class Trials:
         steps.look()
         recorded = read_record(record)
         outcome = recorded.outcome
+        seen = outcome.findings if outcome is not None else ()
         trial = Trial(
             change=change,
             record=record,
@@ -190,7 +191,7 @@ class Trials:
             lr=as_number(recorded.value("plan", "numbers", "lr", "value")),
             diagnosis=None if outcome is None else outcome.diagnosis,
             findings=findings,
-            observed=_observed(record, outcome),
+            observed=tuple(one for one in seen or read_findings(record) if one.code in OBSERVED),
             took_s=round(time.monotonic() - began_s, 2),
         )
         return replace(trial, problem=self._problem(trial))
@@ -309,9 +310,3 @@ def _no_place(problem: str) -> RefusedError:
             fix="`--in-place` lets trials write as the script does; give it an output folder of its own then",
         )
     )
-
-
-def _observed(record: Path, outcome: RunOutcome | None) -> tuple[Finding, ...]:
-    """Return the findings about how the ranks of a run train."""
-    findings = outcome.findings if outcome is not None else ()
-    return tuple(finding for finding in findings or read_findings(record) if finding.code in OBSERVED)

@@ -1,4 +1,4 @@
-"""Runs inside the ranks of a proof: records what they train on, or gives one process the samples of all ranks."""
+"""Runs inside the ranks: records what they train on, or gives one process the samples of all ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 #: The environment variable that asks for a recording: the number of steps, of GPUs for which the CPU stands in,
-#: and the folder of the trial, with colons between them.
+#: and the folder to write to, with colons between them. In a run, which is left as it is, the second is empty.
 VARIABLE = "DDPLAUNCH_PROVE"
 #: The name of the trial whose batches are replayed in the others.
 RANKS = "ranks"
@@ -20,7 +20,7 @@ def begin() -> None:
 
     steps, gpus, folder = os.environ.pop(VARIABLE).split(":", 2)
     rank, world = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
-    recorder = Recorder(Path(folder), rank, world, int(steps))
+    recorder = Recorder(Path(folder), rank, world, int(steps), watches=not gpus)
     recorder.install()
-    if int(gpus):
+    if int(gpus or 0):
         stand_in(int(gpus), partial(recorder.write, "cuda"), recorder.is_own)

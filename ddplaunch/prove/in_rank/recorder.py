@@ -1,16 +1,19 @@
 """Records, inside a rank, the gradients, samples, rates and files of its first steps, and then ends the script.
 
-It writes one JSON object a line to ``rank-00000N.jsonl``. It exchanges nothing with other ranks, so it cannot make them
+It writes one JSON object a line to ``rank-00000N.proof``. It exchanges nothing with other ranks, so it cannot make them
 wait: tensors are written as sketches, and compared by the launcher. Epochs end after a few steps, so that evaluation,
 saving and a second epoch are reached. Dropout is off, because its masks would differ from those of one process.
 
 Gradients are seen at four points: the rank's own as autograd hands them to each parameter, before any hook of
 DistributedDataParallel; ``.grad`` after each backward pass, before clipping, and when the optimizer takes it.
+
+In a run (``watches``) it records gradients and rates alone, changes nothing, and lets the script go on.
 """
 
 from __future__ import annotations
 
 import dis
+import gc
 import json
 import os
 import sys
@@ -38,6 +41,7 @@ Hook = Callable[..., Any]
 
 # functions of torch and numpy, and methods of tensors
 _NOISE = ("normal", "rand", "randn", "uniform", "rand_like", "randn_like", "normal_", "uniform_")
+_MOST_PASSES = 2_000  # without a step of the first optimizer
 _COMBINING = ("all_reduce", "all_gather", "gather", "reduce")  # how names of collectives begin that combine results
 
 
@@ -67,22 +71,47 @@ class _Parameter:
         return [sum(values) for values in zip(*(own for number, own in self.own if number in passes), strict=True)]
 
 
+def _safe(hook: Hook) -> Hook:
+    """Return a hook that stops no run, is not compiled, and asks nothing of a GPU that captures a graph."""
+
+    @wraps(hook)
+    def call(self: Any, *args: Any) -> None:
+        if (
+            self._made >= self._most_steps
+            or len(self._passes) > _MOST_PASSES
+            or torch.compiler.is_compiling()
+            or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())  # type: ignore[no-untyped-call]
+        ):
+            return
+        try:
+            hook(self, *args)
+        except Exception:
+            if not self._watches:
+                raise
+            self._most_steps = 0  # nothing that follows is complete
+            self._end()
+
+    return call
+
+
 class Recorder:
     """One rank's recording."""
 
-    def __init__(self, folder: Path, rank: int, world: int, most_steps: int) -> None:
+    def __init__(self, folder: Path, rank: int, world: int, most_steps: int, *, watches: bool) -> None:
         """Write to ``folder`` until ``most_steps`` steps of the first optimizer are made."""
+        self._watches = watches
+        self._hooks: list[Any] = []  # of parameters
         self._folder, self._world, self._most_steps, self._owner = folder, world, most_steps, os.getpid()
         self._batches = KeptBatches(folder.parent / RANKS, rank, replayed=folder.name != RANKS)
-        self._file = (folder / f"rank-{rank:06}.jsonl").open("w", buffering=1)
+        private = partial(os.open, mode=0o600)
+        self._file = open(folder / f"rank-{rank:06}.proof", "w", buffering=1, opener=private)  # noqa: SIM115
         self._here = f"{Path.cwd()}{os.sep}"
-        self._made = 0  # steps of the first optimizer
+        self._made: float = 0  # steps of the first optimizer
         self._since: dict[Any, int] = {}  # the first backward pass for the next step of each optimizer
         self._parameters: dict[Any, _Parameter] = {}
         self._named: dict[Any, str] = {}  # the parameters of modules that were called
         self._called: dict[int, Any] = {}  # modules
-        self._passes: list[str] = []  # the line of each backward pass
-        self._losses: list[tuple[float, str]] = []  # of each its loss, and what computed that
+        self._passes: list[tuple[str, float, str]] = []  # of each its line, its loss, and what computed that
         self._evaluations = 0  # calls of modules without gradients
         self._fresh, self._weighed, self._probed = True, False, False
         self._inputs: list[list[int]] = []
@@ -118,36 +147,40 @@ class Recorder:
             if tensor not in self._parameters:
                 self._parameters[tensor] = one = _Parameter(tensor)
                 if one.whole:
-                    tensor.register_hook(partial(self._came, one))
+                    self._hooks.append(tensor.register_hook(partial(self._came, one)))
         return [self._parameters[tensor] for tensor in tensors]
 
+    @_safe
     def _came(self, one: _Parameter, gradient: Any) -> None:
         if _filled(gradient):
             one.own.append((len(self._passes) - 1, sketch(gradient)))
 
+    @_safe
     def optimizes(self, args: Any, more: Any) -> None:
         """Note an optimizer. Lightning, which validates only after whole epochs, then has epochs of a few batches."""
         self._since.setdefault(args[0], 0)
         frame: Any = sys._getframe()
-        while frame := frame.f_back:
+        while not self._watches and (frame := frame.f_back):
             trainer = frame.f_locals.get("trainer")
             if type(getattr(trainer, "val_check_interval", None)) is float:  # else it is a number of batches
                 trainer.limit_train_batches = (self._most_steps + 1) // 2 * trainer.accumulate_grad_batches
 
+    @_safe
     def before_backward(self, args: Any, more: Any) -> None:
         """Hook new parameters, and note which gradients were cleared."""
         for one in chain(*map(self._trained, self._since)):
             one.look()
         self._fresh, self._drawn = True, len(self._noise)
-        self._passes.append(self.line())
         loss = tree_leaves([args, more])[0]
-        self._losses.append((float(loss.detach().sum()), str(loss.grad_fn)))
+        self._passes.append((self.line(), float(loss.detach().sum()), str(loss.grad_fn)))
 
+    @_safe
     def after(self, when: str, *_: Any) -> None:
         """Take sketches of the gradients: after a "backward" pass, or before they are clipped."""
         for one in self._parameters.values():
             one.note(when)
 
+    @_safe
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Take sketches of what the optimizer takes."""
         for one in self._trained(optimizer):
@@ -155,6 +188,7 @@ class Recorder:
             one.look()
             one.seen["value"] = sketch(one.tensor) if one.whole else []
 
+    @_safe
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Write everything about this step; end the script after the last one."""
         since, mine = self._since.setdefault(optimizer, 0), self._trained(optimizer)
@@ -170,6 +204,11 @@ class Recorder:
             }
             for group in optimizer.param_groups
         ]
+        for module in [] if self._named else gc.get_objects():
+            if issubclass(type(module), torch.nn.Module):
+                for name, one in module.named_parameters():
+                    if len(name) > len(self._named.get(one, "")):  # the outermost module's
+                        self._named[one] = name.removeprefix("module.")
         self.write(
             "step",
             optimizer=number,
@@ -178,15 +217,15 @@ class Recorder:
             settings=[*settings, *metrics],
             stateful=any(optimizer.state.values()),
             closure=any(map(callable, [*args, *kwargs.values()])),
-            passes=[self._passes[number] for number in passes],
-            losses=[self._losses[number] for number in passes],
+            passes=[self._passes[number][0] for number in passes],
+            losses=[self._passes[number][1:] for number in passes],
             inputs=self._inputs,
             noise=self._noise[: self._drawn],
             weighed=self._weighed,
-            discarded=[self._passes[number] for number in sorted(lost)],
+            discarded=[self._passes[number][0] for number in sorted(lost)],
             parameters=[self._parameter(one, since) for one in mine],
         )
-        self._made += not number
+        self._made += not number or (self._watches and 1 / 16)  # a run may never use its first optimizer
         self._since[optimizer], self._inputs, self._noise = len(self._passes), [], []
         self._note_states()
         if self._made >= self._most_steps:
@@ -204,7 +243,17 @@ class Recorder:
         }
 
     def _end(self) -> None:
-        """End the script once all ranks are here: others may still need this one in a collective. Wait 20 s at most."""
+        """End the script once all ranks are here: others may still need this one in a collective. Wait 20 s at most.
+
+        A run goes on without hooks of its parameters, and may free these.
+        """
+        if self._watches:
+            for hook in self._hooks:
+                hook.remove()
+            self._parameters.clear()
+            self._named.clear()
+            self._since.clear()
+            return
         for iterator in [*self._open]:
             self._over(iterator)
         self.write("end")
@@ -220,10 +269,7 @@ class Recorder:
     def forward(self, args: Any, more: Any) -> None:
         """Note the inputs of the first call after each backward pass, and how the model is as training begins."""
         module, *inputs = args
-        if id(module) not in self._called:
-            self._called[id(module)] = module
-            for name, one in module.named_parameters():
-                self._named.setdefault(one, name.removeprefix("module."))
+        self._called.setdefault(id(module), module)
         if not self._since:
             return
         if not torch.is_grad_enabled():
@@ -277,10 +323,12 @@ class Recorder:
         if not one:
             return fetched()
         passes, evaluations, steps = one["began"]
+        frame = sys._getframe(2)
         one |= {
             "trains": len(self._passes) > passes,
             "evaluates": self._evaluations > evaluations,
-            "looped": self._may_end(),
+            # a `next()` of the script's own does not expect the end here; loops of frameworks do
+            "looped": not self.is_own(frame) or dis.opname[frame.f_code.co_code[frame.f_lasti]] == "FOR_ITER",
         }
         least = max(1, (self._most_steps + 1) // 2 - steps)  # half of the steps are for what follows the first epoch
         enough = self._made - steps >= least if one["trains"] else one["given"] >= 4
@@ -300,12 +348,6 @@ class Recorder:
             raise
         one["given"] += 1
         return batch
-
-    def _may_end(self) -> bool:
-        """Return whether the script expects the end of a DataLoader here: not at a `next()` of its own."""
-        frame = sys._getframe(3)
-        # loops of frameworks handle it
-        return not self.is_own(frame) or dis.opname[frame.f_code.co_code[frame.f_lasti]] == "FOR_ITER"
 
     def _over(self, iterator: Any) -> None:
         """Write a pass over a DataLoader that has ended, with the batches that it would still have."""
@@ -346,11 +388,13 @@ class Recorder:
         optim: Any = sys.modules["torch.optim.optimizer"]  # torch.optim does not keep the name
         optim.register_optimizer_step_pre_hook(self.before_step)
         optim.register_optimizer_step_post_hook(self.after_step)
-        _around(torch.nn.Module, "__call__", self.forward)
         _around(optim.Optimizer, "add_param_group", self.optimizes)
         _around(torch.autograd, "backward", self.before_backward, partial(self.after, "backward"))
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             _around(torch.nn.utils, name, partial(self.after, "clip"))
+        if self._watches:
+            return
+        _around(torch.nn.Module, "__call__", self.forward)
         for name in dir(dist):
             if name.startswith(_COMBINING):
                 _around(dist, name, lambda *_: self.write("call"))
@@ -418,6 +462,7 @@ def _around(owner: Any, name: str, before: Hook | None = None, after: Hook | Non
                 after(args, more, result)
             return result
 
+        call.__code__ = call.__code__.replace(co_filename="<ddplaunch>")  # no failure is called one of this line
         return call
 
     replace(owner, name, change)

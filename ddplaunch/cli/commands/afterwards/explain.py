@@ -8,7 +8,7 @@ import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddplaunch.cli.hosts.hosts_verdict import launcher_lost, most_telling, told_by_launcher, unsaid
 from ddplaunch.cli.streams import answer, answer_json, tell
@@ -83,7 +83,11 @@ def explain(targets: list[str], json: bool | None, why: bool | None, run_dir: st
     cause = explanation.diagnosis
     status = ExitStatus.DONE if cause is None or cause.is_stop else ExitStatus.FINDINGS
     if json:
-        answer_json(_json(explanation, subject))
+        value = explanation_json(explanation)
+        if record is not None:
+            value["run_id"] = record.run_id
+            value["attempts"] = [] if record.outcome is None else outcome_json(record.outcome)["attempts"]
+        answer_json(value)
         return status
     from ddplaunch.ui.explain_view import explanation_text
     from ddplaunch.ui.logs_view import cut_text
@@ -193,15 +197,6 @@ def _refused(subject: Subject) -> Explanation | None:
             if refusal:
                 return Explanation(refusal)
     return None
-
-
-def _json(explanation: Explanation, subject: Subject) -> dict[str, Any]:
-    value = explanation_json(explanation)
-    if subject.record is not None:
-        outcome = subject.record.outcome
-        value["run_id"] = subject.record.run_id
-        value["attempts"] = [] if outcome is None else outcome_json(outcome)["attempts"]
-    return value
 
 
 def _subject(targets: list[str], run_dir: str | None, stack: ExitStack) -> tuple[Subject, bool]:

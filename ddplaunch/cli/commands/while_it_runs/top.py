@@ -81,22 +81,22 @@ class _About:
         return (self.run.run_id, "at the end" if ended else age, *described)
 
 
-def _is_screen() -> bool:
-    return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-
-
 def _watch(watched: Watched, header: _About, interval_s: float, most: int | None, json: bool) -> None:
     """Watch until the run ends, the user leaves, or ``most`` samples were shown."""
     watched.look()  # rates need a second sample
     time.sleep(min(interval_s, 0.5))
-    on_screen = not json and _is_screen()
+    is_screen = sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    on_screen = not json and is_screen
     left_by_user = True
     due_times = _sampled(watched, interval_s, most)
     with suppress(KeyboardInterrupt):  # the usual way to leave
         if on_screen:
             left_by_user = _on_screen(watched, header, due_times)
         else:
-            _in_lines(watched, header, due_times, json)
+            for due_s in due_times:
+                if not write(dumps(_value(watched, header)) + "\n" if json else top_text(_view(watched, header))):
+                    break  # the reader of stdout is gone
+                time.sleep(max(0.0, due_s - time.monotonic()))
     if on_screen and (watched.ended or not left_by_user):  # leaving the screen cleared what it showed
         write(top_text(_view(watched, header)))
     if watched.ended:
@@ -125,14 +125,6 @@ def _on_screen(watched: Watched, header: _About, due_times: Iterator[float]) -> 
             if screen.wait(due_s):
                 return True
     return False
-
-
-def _in_lines(watched: Watched, header: _About, due_times: Iterator[float], json: bool) -> None:
-    """Print a table, or a line of JSON, for each sample, until the reader of stdout is gone."""
-    for due_s in due_times:
-        if not write(dumps(_value(watched, header)) + "\n" if json else top_text(_view(watched, header))):
-            return
-        time.sleep(max(0.0, due_s - time.monotonic()))
 
 
 def _view(watched: Watched, header: _About, keys: str = "") -> TopView:
