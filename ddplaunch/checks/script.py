@@ -62,8 +62,8 @@ def script_spawns_processes(script: ScriptReport, launch: Launch) -> Iterator[Fi
         "script-spawns-processes",
         f"{script.path} {starts}, and {processes} copies of it would run",
         why=why,
-        fix=f"run it without a launcher, `python {started}`; or replace the spawn by a call of its "
-        'function with `int(os.environ["LOCAL_RANK"])`',
+        fix=f"run it without a launcher, `MASTER_ADDR=localhost MASTER_PORT=29500 python {started}`; or replace the "
+        'spawn by a call of its function with `int(os.environ["LOCAL_RANK"])`',
         where=str(script.spawns),
     )
 

@@ -6,12 +6,12 @@ import ast
 import re
 from collections.abc import Collection, Sequence
 
-from ddplaunch.script.flow import LOADERS, OPTIMIZERS, Flow, Use
+from ddplaunch.script.flow import LOADERS, OPTIMIZERS, UNFOLLOWED, Flow, Use
 from ddplaunch.script.known import NAMESPACES, UNKNOWN
 from ddplaunch.script.names import FunctionNodes, at, dotted, is_number, last, last_word, meaning_of
 from ddplaunch.script.program import is_main_guard
 from ddplaunch.script.reachable import ReachablePart
-from ddplaunch.script.script_report import WORLD, DeclaredOption
+from ddplaunch.script.script_report import DeclaredOption
 
 # Calls that return the options that they get.
 _COPIES = re.compile(r"(?i)pars|copy|vars|dict$|(?<!_)Namespace|create|container|wrap|munch|prepare")
@@ -20,14 +20,10 @@ _OVERWRITES = re.compile(
         "N", f"({'|'.join(NAMESPACES)}|namespace)"
     )
 )
-# A program that reads its arguments otherwise if there are as many.
-_AS_MANY = re.compile(r"argv(?:\)|\.__len__\(\)) == ([2-9])")
-# Names that choose the unit in which a batch is counted.
-_UNIT_NAME = re.compile(r"\bbatch_(?:size_)?(?:type|unit)\b")
 #: What counts no samples, in the help of an option.
 TOKENS = re.compile(r"(?i)\btokens?\b")
 _OTHER_UNITS = re.compile(r"max-(?:duration|tokens)|(?:train-)?batch-(?:duration|tokens|size-tokens)|tokens-per-\S+")
-_OF_BATCH = ("batch_size", "global_batch_size")
+BATCHES = ("batch_size", "global_batch_size")
 
 
 def without_effect(option: DeclaredOption, flow: Flow) -> str:
@@ -64,7 +60,7 @@ ENDS = {
         "an optimizer",
     ),
     "warmup_steps": (
-        r"^get_\w+_with_warmup |^get_scheduler |(?:Arguments|Config) warmup_steps$",
+        r"^get_\w+_with_warmup |(?:Arguments|Config) warmup_steps$",
         "a schedule that is known to count optimizer steps",
     ),
 }
@@ -76,11 +72,18 @@ _TRAINERS = re.compile(
     r"from (?:transformers|sentence_transformers|trl|unsloth|optimum|swift)[\w.]* import (?:\([^)]*|[^\n]*)Trainer\b"
     r"|\btransformers\.trainer\b|\b\w+\.(?:Seq2Seq)?Trainer\b"
 )
+# A class on a library's trainer whose step does not call that of the library.
+_OWN_STEP = (
+    r"(?ms)^class \w+\((?:\w+\.)?(?:Seq2Seq|SFT|DPO|GRPO)?Trainer\b(?:(?!^class ).)*?"
+    r"^ +def training_step\((?:(?!super\(|^ +def ).)*(?:^ +def |\Z)"
+)
 # For kinds of numbers a pattern of what keeps them from arriving, wherever it stands, and what that does.
 _ANYWHERE = (
-    ("", r"\bsys\.argv(?: *\+=|\.(?:append|extend|insert)\()", "adds to `sys.argv`"),
+    (".", r"\bsys\.argv(?: *\+=|\.(?:append|extend|insert)\()", "adds to `sys.argv`"),
     ("accum", r"\bassert self\.[\w.]*accum\w* == 1\b", "asserts that nothing accumulates"),
-    ("batch", r"GRPO(?:Config|Trainer)|\bnum_generations\b", "takes only groups of `num_generations`"),
+    ("accum", _OWN_STEP, "may replace the `training_step` that divides the loss"),
+    (".*batch", r"\bbatch_(?:size_)?(?:type|unit)\b", "chooses the unit of the batch"),
+    (".*batch", r"GRPO(?:Config|Trainer)|\bnum_generations\b", "takes only groups of `num_generations`"),
 )
 
 
@@ -95,8 +98,7 @@ def doubt_of(option: DeclaredOption, uses: Sequence[Use], flow: Flow, others: Co
         return kept_out
     if option.kind == "Trainer" and any(_TRAINERS.search(file.text) for file in flow.program.files.values()):
         constant = meaning == "warmup_steps" and flow.known.option("lr_scheduler_type") in ("constant", UNKNOWN)
-        clause = "the schedule may be `constant`, which has no warmup"
-        return clause if constant else _own_step(flow) if meaning == "accum" else ""
+        return "the schedule may be `constant`, which has no warmup" if constant else ""
     if not meaning.endswith("batch_size") and meaning not in ENDS:
         return ""
     changed = _changed(option, flow)
@@ -104,7 +106,9 @@ def doubt_of(option: DeclaredOption, uses: Sequence[Use], flow: Flow, others: Co
     if changed or (option.parser in ("mmengine", "yacs") and packages & _CONFIGURED):
         return changed
     pattern, end = ENDS.get(meaning, _BATCH_ENDS)
-    running = [use for use in uses if use.runs and use.product.power(option.dest) == 1]
+    running = [
+        use for use in uses if use.runs and use.product.power(option.dest) == 1 and not use.product.power(UNFOLLOWED)
+    ]
     ending = [use for use in running if re.search(pattern, f"{use.sink} {use.name}")]
     if meaning == "lr":  # what the program defines may show it, or train most parameters with a part of it
         ending = [use for use in ending if OPTIMIZERS.search(use.sink) or not flow.is_own(use.sink)]
@@ -114,8 +118,6 @@ def doubt_of(option: DeclaredOption, uses: Sequence[Use], flow: Flow, others: Co
         meaning == "accum" and _steps_by(option.dest, flow)
     ):
         return ""
-    if ending and ending[0].first == "constant":
-        return f"{ending[0].at} makes the schedule `constant`, which has no warmup"
     if ending:
         return f"{ending[0].at} may change the value"
     return f"`{flag}` was followed to {running[-1].at if running else option.at}, not to {end}"
@@ -128,39 +130,24 @@ def _kept_out(meaning: str, flow: Flow) -> str:
             f"{file.shown} {clause}"
             for kind, pattern, clause in _ANYWHERE
             for file in flow.program.files.values()
-            if meaning and meaning.startswith(kind) and re.search(pattern, file.text)
+            if re.match(kind, meaning) and re.search(pattern, file.text)
         ),
         "",
     )
 
 
-def _own_step(flow: Flow) -> str:
-    """Return where a Trainer's step is replaced, as a clause: transformers divides the loss in it."""
-    for part in flow.parts:
-        for node in part.of(ast.FunctionDef):
-            bases = getattr(part.source.parents.get(node), "bases", ())
-            own = node.name == "training_step" and any(last(base).endswith("Trainer") for base in bases)
-            if own and "super(" not in ast.unparse(node):
-                return f"{at(node, part.source)} replaces `training_step`, which divides the loss"
-    return ""
-
-
 def _trains(option: DeclaredOption, use: Use, flow: Flow, others: Collection[str]) -> bool:
-    """Return whether ``use`` trains with exactly the option's number; accelerate steps a schedule once per rank."""
+    """Return whether ``use`` trains with exactly the option's number."""
     factors = dict(use.product.powers)
     del factors[option.dest]
     if option.meaning == "lr":
         return bool(option.rule or factors) or use.product.constant == 1
     if option.meaning == "warmup_steps":
-        kind = use.first if use.sink == "get_scheduler" else ""
-        if not isinstance(kind, str) or kind == "constant" or flow.is_own(use.sink) or _counts_passes(flow):
+        # a Trainer steps its schedule itself, accelerate steps one once per rank
+        of_ranks = "get_" in use.sink and any(record.package == "accelerate" for _, record in flow.program.foreign)
+        if of_ranks or flow.is_own(use.sink) or _counts_passes(flow):
             return False
         others = ()
-        own = use.sink.startswith("get_")  # a Trainer steps its schedule itself
-        if own and any(record.package == "accelerate" for _, record in flow.program.foreign):
-            counted = factors.pop(WORLD, 0) == 1
-            if not counted or any("split_batches" in file.text for file in flow.program.files.values()):
-                return False
     return factors.keys() <= {*others} and use.product.constant == 1
 
 
@@ -288,12 +275,6 @@ def _changed(option: DeclaredOption, flow: Flow) -> str:
     if option.parser == "argparse" and option.kind is None and is_number(option.default or "0"):
         return f"`{flag}` has no type, its value stays text ({option.at})"
     for part in flow.parts:
-        as_many = _AS_MANY.search(part.source.text)
-        if as_many and as_many[1] == flow.known.option("sys.argv"):
-            return f"with more arguments {part.source.shown} reads them in another way"
-        unit = _UNIT_NAME.search(part.source.text)
-        if unit and option.meaning not in ENDS:
-            return f"`{flag}` may count in the unit of `{unit[0]}`"
         for node in (*(part.calls_of("update", "setattr") if own else ()), *part.of(ast.Assign)):
             if isinstance(node, ast.Assign):
                 overwrites = _replaces(node, option.dest, part, flow)
@@ -322,7 +303,7 @@ def _replaces(node: ast.Assign, dest: str, part: ReachablePart, flow: Flow) -> b
 def counted_in(option: DeclaredOption) -> str:
     """Return what an option counts instead of samples, as a clause; empty if nothing says so."""
     name, flag = last_word(option.flags[0]), option.flags[0]
-    if _OTHER_UNITS.fullmatch(name) or (meaning_of(name) in _OF_BATCH and TOKENS.search(option.help)):
+    if _OTHER_UNITS.fullmatch(name) or (meaning_of(name) in BATCHES and TOKENS.search(option.help)):
         unit = "tokens" if TOKENS.search(f"{option.help} {name}") else "seconds"
         return f"`{flag}` counts {unit} instead of samples ({option.at})"
     return ""

@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ddplaunch.script.known import Known
 from ddplaunch.script.names import (
@@ -49,6 +49,8 @@ _HAS_OPTIONS = re.compile(
 )
 #: The factor of an expression that depends on samples or ranks in a way that is not understood.
 UNREAD = "?unread"
+#: One over it is the factor of what has an option's name, and was not followed from the parsed arguments.
+UNFOLLOWED = "?unfollowed"
 _SYMBOLS = {"WORLD_SIZE": WORLD, "LOCAL_WORLD_SIZE": LOCAL_WORLD}
 _SYMBOLS |= dict.fromkeys(
     ("get_world_size", "num_processes", "get_data_parallel_world_size", "get_ddp_world_size"), WORLD
@@ -63,8 +65,6 @@ DISPLAYS = frozenset(
 LOADERS = re.compile(r"(?i:loader|batchsampler|sampler\b|dataset\b|^rand(?:n|int)?\b)")
 _SCHEDULES = re.compile(r"(?i)sched|warm|cosine|anneal|lambda")
 OPTIMIZERS = re.compile(r"(?i:adam|sgd|lion|lamb\b|adafactor|rmsprop|muon|optim)")
-# Where a name gets what a file holds, unless arguments are merged into it.
-_LOADED = r"\b(?!args|opt)%s = [\w.]*(?:load|(?:get|read|parse)_c(?:on)?fi?g)\w*\((?!.*\bargs[,)])"
 _OWN_NAMES = frozenset({"click", "fire", "jsonargparse"})
 _MANY = 8
 _DEPTH = 14
@@ -104,7 +104,7 @@ def _factor(name: str) -> Product:
 class Use:
     """A product that the script computes: where, what for (the name that it is assigned or passed to), and if it runs.
 
-    ``sink`` is the function whose keyword or argument it is, empty for an assignment, ``first`` what that gets first.
+    ``sink`` is the function whose keyword or argument it is, empty for an assignment.
     """
 
     product: Product
@@ -112,7 +112,6 @@ class Use:
     name: str
     sink: str
     runs: bool
-    first: object = None
 
 
 class Flow:
@@ -125,14 +124,19 @@ class Flow:
         self._names: dict[tuple[int, str], list[Place]] = {}
         self._attributes: dict[str, list[Place]] = {}
         self._calls: dict[str, list[tuple[ast.Call, ReachablePart]]] = {}
+        # By the names of functions and global names of any file: what they return or are.
+        self._given: dict[str, list[Any]] = {}
         self._functions: dict[int, Function | None] = {}
         self._passed: dict[tuple[int, str], list[Place]] = {}
         self._values: dict[int, tuple[Product, ...]] = {}
         self._open: set[object] = set()
+        self._unparsed: set[int] = set()
         self._cut, self._left = False, _BUDGET
         for part in parts:
-            for node in part.of(*PLACES):
-                if isinstance(node, ast.Call):
+            for node in part.of(ast.Return, *PLACES):
+                if isinstance(node, ast.Return):
+                    self._given.setdefault(getattr(self.function_of(node, part), "name", ""), []).append((node, part))
+                elif isinstance(node, ast.Call):
                     self._calls.setdefault(last(node.func), []).append((node, part))
                 else:
                     for target, value in assignments(node):
@@ -156,10 +160,7 @@ class Flow:
                 for name, sink, value in places_of(node):
                     for product in self._products(value, part) if type(value) in _FOLLOWED else ():
                         if any(product.power(dest) for dest in wanted):
-                            arguments = (keyword(node, "name"), *node.args[:1]) if isinstance(node, ast.Call) else ()
-                            first = (self.known.value(item, part) for item in arguments if item is not None)
-                            runs = self.known.runs(node, part)
-                            yield Use(product, at(node, part.source), name, sink, runs, next(first, None))
+                            yield Use(product, at(node, part.source), name, sink, self.known.runs(node, part))
 
     def made_of(self, value: ast.expr, part: ReachablePart) -> frozenset[str]:
         """Return the options and numbers of ranks of which an expression is a product; none if it has other factors."""
@@ -177,16 +178,15 @@ class Flow:
     def _note(self, target: ast.AST, value: ast.expr, part: ReachablePart) -> None:
         if isinstance(target, ast.Name):
             self._names.setdefault((self._scope(target, part), target.id), []).append((value, part))
+            if self.function_of(target, part) is None:
+                self._given.setdefault(target.id, []).append((value, part))
         elif isinstance(target, ast.Attribute):
             self._attributes.setdefault(target.attr, []).append((value, part))
         elif isinstance(target, ast.Subscript) and string(target.slice):
             self._attributes.setdefault(string(target.slice) or "", []).append((value, part))
-        elif isinstance(target, ast.Tuple) and isinstance(value, ast.Call):
-            for item in target.elts:  # `args.rank, args.world_size = setup()`
-                if isinstance(item, ast.Attribute):
-                    self._note(item, value, part)
-        elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
-            for item, item_value in zip(target.elts, value.elts, strict=True):
+        elif isinstance(target, ast.Tuple) and isinstance(value, (ast.Call, ast.Tuple)):
+            values = getattr(value, "elts", [value] * len(target.elts))  # `args.rank, args.world_size = setup()`
+            for item, item_value in zip(target.elts, values, strict=False):
                 self._note(item, item_value, part)
 
     def function_of(self, node: ast.AST, part: ReachablePart) -> Function | None:
@@ -232,19 +232,16 @@ class Flow:
         if isinstance(parent, ast.ClassDef):
             called, index = parent.name if called == "__init__" else called, index - 1
         calls = self._calls.get(called, [])[:_MANY]
-        if called != function.name:  # `super().__init__(…)` of a class that extends this one
-            calls = [*calls, *(each for each in self._calls.get("__init__", ()) if called in self._bases_around(*each))]
+        for call, where in self._calls.get("__init__", ()) if called != function.name else ():
+            around = where.source.parents.get(self.function_of(call, where) or call)
+            if called in map(last, getattr(around, "bases", ())):
+                calls = [*calls, (call, where)]  # `super().__init__(…)` of a class that extends this one
         for call, where in calls:
             starred = any(isinstance(item, ast.Starred) for item in call.args[: index + 1])
             by_position = 0 <= index < len(call.args) and not starred
             value = keyword(call, name) or (call.args[index] if by_position else None)
             if value is not None:
                 yield value, where
-
-    def _bases_around(self, node: ast.AST, part: ReachablePart) -> list[str]:
-        """Return the names of the classes that the class around ``node`` extends."""
-        definition = part.source.parents.get(self.function_of(node, part) or node)
-        return [last(base) for base in definition.bases] if isinstance(definition, ast.ClassDef) else []
 
     def _products(self, node: ast.expr, part: ReachablePart, depth: int = _DEPTH) -> tuple[Product, ...]:
         """Return the products that an expression can be; empty if it cannot be followed."""
@@ -329,13 +326,12 @@ class Flow:
             yield _factor(WORLD)
             return
         option = self._options.get(name)
-        if option:
-            owner = ast.unparse(node).rpartition(name)[0]
-            foreign = option.parser == "argparse" and owner not in ("", "args.")
-            loaded = foreign and re.search(_LOADED % re.split(r"\W", owner)[0], part.source.text)
-            option = None if loaded or not _HAS_OPTIONS.search(owner) else option
-        if option is not None and (not isinstance(node, ast.Name) or self._is_parameter(node, part, option)):
-            yield _factor(name)
+        if option and not _HAS_OPTIONS.search(ast.unparse(node).rpartition(name)[0]):
+            option = None
+        if option and (not isinstance(node, ast.Name) or self._is_parameter(node, part, option)):
+            owner: Any = getattr(node, "value", None)
+            followed = not owner or option.parser != "argparse" or self._is_parsed(owner, part)
+            yield _factor(name) if followed else _factor(name).times(_factor(UNFOLLOWED), -1.0)
         key = ("attribute", name) if not isinstance(node, ast.Name) else (self._scope(node, part), name)
         if key in self._open:
             self._cut = True
@@ -351,8 +347,31 @@ class Flow:
         for product in products:
             counted = _LOCAL_NAME.fullmatch(name) and product.powers[:1] and product.powers[0][0].startswith("?")
             yield _factor(LOCAL_WORLD) if counted else product
-        if not products and option is None:
+        if not (products or option):
             yield _factor(LOCAL_WORLD if _LOCAL_NAME.fullmatch(name) else f"?{name}")
+
+    def _is_parsed(self, node: ast.AST, part: ReachablePart) -> bool:
+        """Return whether an object has what a parser returned: by its name, a call that gets it, or a function."""
+        name = last(node)
+        if re.match("args|parse_(?:args|known)", name):
+            return True
+        if id(node) in self._unparsed:
+            return False
+        self._unparsed.add(id(node))  # until it is known better: an object may be made of itself
+        values: Any = self.bound(node, part) or self._given.get(name, ())
+        if name == "self":  # it has what the class is made with
+            around = part.source.parents.get(self.function_of(node, part) or node)
+            values = self._calls.get(getattr(around, "name", ""), ())
+        elif (  # not the name of a file that is loaded, as in `load(args.config)`
+            not isinstance(node, ast.Attribute)
+            or last(node.value) == "self"
+            or getattr(part.source.parents.get(node), "func", None) is node
+        ) and all(isinstance(value, ast.Name) and not self.bound(value, where) for value, where in values):
+            values = [*values, *((item, part) for item in ast.iter_child_nodes(node))]
+        parsed = any(self._is_parsed(value, where) for value, where in values)
+        if parsed:
+            self._unparsed.remove(id(node))
+        return parsed
 
     def _is_parameter(self, node: ast.Name, part: ReachablePart, option: DeclaredOption) -> bool:
         """Return whether ``node`` has the option's value: a parameter (click, fire, jsonargparse) or a global name."""

@@ -6,11 +6,12 @@ that counts something else gets none: the report says so, and what to type inste
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from ddplaunch.script.doubts import ENDS, TOKENS, counted_in, doubt_of, without_effect
+from ddplaunch.script.doubts import BATCHES, ENDS, TOKENS, counted_in, doubt_of, without_effect
 from ddplaunch.script.flow import LOADERS, UNREAD, Flow, Product, Use, is_of_samples
 from ddplaunch.script.names import at, is_number, last_word, meaning_of
 from ddplaunch.script.script_report import LOCAL_WORLD, WORLD, DeclaredAt, DeclaredOption, Instead, LrRule, Meaning
@@ -38,7 +39,6 @@ _NOT_TO_SET = re.compile(
 _STEPS = re.compile(r"(?i)steps?\b|iterations|iters|updates")
 _EPOCHS_HELP = re.compile(r"(?i)\bepochs?\b")
 _RATIO_HELP = re.compile(r"(?i)\b(?:ratio|fraction|proportion|percent\w*)\b")
-_BATCHES = ("batch_size", "global_batch_size")
 _TOTALS = ("total_batch_size", "global_batch_size")
 
 
@@ -69,7 +69,7 @@ def candidate(option: DeclaredOption) -> Meaning | None:
         if meaning == "warmup_steps" and not _STEPS.search(name) and not _STEPS.search(option.help):
             by_ratio: Meaning = "warmup_ratio" if _RATIO_HELP.search(option.help) else "warmup_steps"
             return "warmup_epochs" if _EPOCHS_HELP.search(option.help) else by_ratio
-        if meaning in _BATCHES and (TOKENS.search(option.help) or _FOR_RATES.search(option.help)):
+        if meaning in BATCHES and (TOKENS.search(option.help) or _FOR_RATES.search(option.help)):
             return None
         if meaning is not None:
             return meaning  # type: ignore[return-value]  # a meaning
@@ -119,14 +119,17 @@ _OF_LOSS = re.compile(r"(?i)loss|backward|grad(?!.*acc)|\bscale$")
 def added_up(options: Sequence[DeclaredOption], flow: Flow) -> DeclaredAt | None:
     """Return a call of ``backward``, if nothing is seen that divides the loss by the accumulation; else None."""
     accums = {option.dest for option in options if option.meaning == "accum"}
-    for use in flow.uses(accums):
+    for use in flow.uses(accums) if accums else ():
         powers = dict(use.product.powers)
         by = [powers.pop(dest) for dest in accums & powers.keys()]
         to_library = by == [1.0] and re.search(ENDS["accum"][0], f"{use.sink} {use.name}")
         if to_library or (by == [-1.0] and _OF_LOSS.search(f"{use.name} {use.sink}")):
             return None
-    calls = ((call, part) for part in flow.parts for call in part.calls_of("backward"))
-    return next((at(call, part.source) for call, part in calls if flow.known.runs(call, part)), None)
+    for part in flow.parts:
+        for call in part.calls_of("backward"):  # accelerate divides by its own number, DeepSpeed's engine by itself
+            if flow.known.runs(call, part) and (not call.args or "accelerator" in ast.unparse(call.func)):
+                return at(call, part.source)
+    return None
 
 
 def _family(meaning: Meaning | None) -> Meaning | None:
@@ -148,7 +151,7 @@ class _Reader:
         self.by_deepspeed = any(record.package == "deepspeed" for _, record in flow.program.foreign)
         self.rates, self.batches, self.accums, warmups = (
             {option.dest for option, meaning in named if meaning in family}
-            for family in (("lr",), _BATCHES, ("accum",), ("warmup_steps",))
+            for family in (("lr",), BATCHES, ("accum",), ("warmup_steps",))
         )
         self.micros = {o.dest for o, _ in named if o.dest in self.batches and _RANK_NAME.search(last_word(o.flags[0]))}
         self.counting = {*self.batches, *self.accums, WORLD, LOCAL_WORLD}
@@ -161,7 +164,7 @@ class _Reader:
         own = [use for use in self.uses if use.product.power(option.dest) == 1] if meaning is not None else []
         if meaning == "lr":
             return replace(option, meaning=meaning, rule=self._rule(own))
-        if meaning in _BATCHES:
+        if meaning in BATCHES:
             own = [use for use in own if not any(use.product.power(rate) for rate in self.rates)]
             read, because = self._batch(option, meaning, own)
             return replace(option, meaning=read, because=because)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Final
 
-from ddplaunch.script.flow import DISPLAYS, Flow
+from ddplaunch.script.flow import DISPLAYS, PLACES, Flow, places_of
 from ddplaunch.script.known import NAMESPACES
 from ddplaunch.script.names import Function, FunctionNodes, at, dotted, keyword, last, string
 from ddplaunch.script.options.fields import is_training_arguments
@@ -34,7 +34,10 @@ _LIBRARIES = _LIBRARY_STARTERS.split()
 # The last names of what can start ranks.
 _STARTERS = ("spawn", "start_processes", "Process", *(name.rpartition(".")[2] for name in _LIBRARIES))
 # Others set up a group only in processes that they start, or by another launcher.
-_JOINING = FRAMEWORKS - {"detectron2", "horovod", "monai", "ray"} | {"transformers", "sentence_transformers"}
+_JOINING = FRAMEWORKS - {"detectron2", "horovod", "monai", "ray", "ultralytics"} | {
+    "transformers",
+    "sentence_transformers",
+}
 # What joins the ranks of a launch when it is used, by its name in one of these packages.
 _JOINS = re.compile(
     r"\w*Trainer|\w*TrainingArguments|Accelerator|PartialState|Fabric|Runner"
@@ -315,20 +318,26 @@ def devices_of(outside: Outside) -> Iterator[FixedDevices]:
         trainers = [each for each in calls if dotted(each.func, part.aliases).partition(".")[0] in _LIGHTNING]
         named = (
             (item.arg or "**", item.value, call)
-            for call in (*trainers, *part.calls_of("from_pretrained"))
+            for call in trainers
             for item in call.keywords
-            if item.arg in ((None, "devices", "gpus", "num_nodes") if call in trainers else ("device_map",))
+            if item.arg in (None, "devices", "gpus", "num_nodes")
         )
         every = (("**", each, each) for each in trainers if last(each.func) == "from_argparse_args")
-        own = _set_in_environment(part, "CUDA_VISIBLE_DEVICES")
-        for name, value, node in (*named, *every, *(("CUDA_VISIBLE_DEVICES", each.value, each) for each in own)):
+        others = (
+            (name, value, node)
+            for node in part.of(*PLACES)
+            for name, sink, value in places_of(node)
+            if re.fullmatch(r"environ CUDA_VISIBLE_DEVICES|.+ device_map", f"{sink} {name}")
+        )
+        for name, value, node in (*named, *every, *others):
             devices = flow.known.value(value, part)
             fits_any = devices in _EVERY_DEVICE or (name, devices) == ("num_nodes", 1)
             if name == "device_map":  # transformers spreads a model over the GPUs of all ranks
                 fits_any = devices != "auto"
             fixed = any(isinstance(each, ast.Constant) for each, _ in flow.bound(value, part))
             by_launch = fits_any or not (fixed or flow.made_of(value, part).isdisjoint((WORLD, LOCAL_WORLD)))
-            if not by_launch and outside.obstacle(node, part) is None:
+            # actors of ray have processes of their own
+            if not by_launch and "ray.remote" not in part.source.text and outside.obstacle(node, part) is None:
                 yield FixedDevices(name, _number_of(devices, name), at(node, part.source))
 
 

@@ -148,7 +148,7 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
         unread=next(iter(dynamic), None),
         code=program.digests(),
         mistakes=mistakes,
-        added_up=added_up(numbers.options, flow) if frameworks <= {"accelerate"} else None,
+        added_up=added_up(numbers.options, flow),
     )
 
 
@@ -193,7 +193,7 @@ def _known_values(
     An option that a number of the plan may be passed to, and that has no number by default or an accumulation of 1, can
     have any value.
     """
-    values: dict[str, object] = {"sys.argv": str(len(args) + 1)}
+    values: dict[str, object] = {}
     passed: set[str] = set()
     for option in options:
         words = given(args, option, options)

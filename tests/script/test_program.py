@@ -97,6 +97,7 @@ UP = "def up(many):\n    if many:\n        dist.init_process_group()\n"
         ("from mpi4py import MPI\nrank = MPI.COMM_WORLD.Get_rank()\ndist.init_process_group('nccl')\n", None),
         ("import torch\nmodel = torch.nn.DataParallel(model)\n", False),
         ("import unknown\nunknown.train()\n", True),
+        ("from ultralytics.models.yolo.detect import DetectionTrainer\nDetectionTrainer().train()\n", True),
         ("import deepspeed\nimport argparse\n", True),
         ("import transformers, wandb\nwandb.init()\n", False),
         ("from lightning import Trainer\nt: Trainer = hydra.utils.instantiate(cfg.trainer)\n", True),
@@ -155,6 +156,9 @@ def test_ranks_train_apart_without_what_joins_their_gradients(tmp_path: Path, st
 
 VISIBLE = "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '0,1'\n"
 UNSURE = ("something else", 0, 0)
+OF_ACTOR = (
+    "import lightning as L, os\nL.Trainer()\n@ray.remote\nclass Actor:\n    def __init__(self, number):\n        "
+)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +177,10 @@ UNSURE = ("something else", 0, 0)
         ("import lightning as L\nL.Fabric(num_nodes=1)", None),
         ("import transformers as t\nm = t.AutoModel.from_pretrained(path, device_map='auto')\nt.Trainer(m)", UNSURE),
         ("import transformers as t\nm = t.AutoModel.from_pretrained(path, device_map={'': 0})\nt.Trainer(m)", None),
+        ("import transformers as t\nk = {}\nk['device_map'] = 'auto'\nt.Trainer(t.AutoModel(**k))", UNSURE),
         ("import lightning as L\nL.Trainer.from_argparse_args(args)", UNSURE),
+        (OF_ACTOR + "os.environ['CUDA_VISIBLE_DEVICES'] = str(number)", None),
+        (OF_ACTOR + "os.environ['CUDA_VISIBLE_DEVICES'] = str(number)\nActor.remote(1)", None),
         (
             "import lightning as L\nnum_gpus = seen()\nif not num_gpus:\n    num_gpus = 1\nL.Trainer(devices=num_gpus)",
             UNSURE,

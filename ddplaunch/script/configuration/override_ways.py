@@ -108,8 +108,8 @@ class Ways:
             yield Way("k v", where, "yacs", flag, first, entries=tuple(self._yacs()), known=known)
         elif name == "DictAction" or (name == "add_argument" and last(keyword(call, "action")) == "DictAction"):
             flag = next((each for item in call.args if (each := string(item) or "").startswith("--")), "")
-            # with mmcv's configurations the script itself chooses its keys
-            keys: tuple[str, ...] = _MMENGINE if "mmengine" in self.packages else ()
+            # without mmengine's runner the script itself chooses its keys
+            keys: tuple[str, ...] = _MMENGINE if "Runner" in part.aliases else ()
             yield Way("k=v", where, "mmengine", flag, known=keys)
         elif full == "exec" and call.args and self._is_configurator(call.args[0]):
             yield Way("--k=v", where, "globals", prefix="--", entries=tuple(_globals_before(call, part)))
