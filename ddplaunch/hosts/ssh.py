@@ -108,7 +108,8 @@ def failure(
         "key": shlex.quote(key[1]) if key else "",
         "last": last,
         "last_or_hangs": last
-        or "its login, its shell's start-up files or its file system hang, or the way there loses large packets",
+        or "no address of it answers, its login, its shell's start-up files or its file system hang, or the way there "
+        "loses large packets",
         "limit": f"{limit_s:.0f}",
         "status": status,
     }
@@ -167,7 +168,7 @@ def _of_all(group: Sequence[Finding], what: str, fix: str) -> Finding:
 
 def _for_each(fix: str, host: str, variable: str) -> str:
     """Return ``fix`` with ``variable`` in the place of ``host`` where a command in backticks has it as a word."""
-    word = re.compile(rf"(?<= ){re.escape(host)}(?![^ ])")
+    word = re.compile(rf"(?<= ){re.escape(host)}(?![^ :])")
     return "`".join(word.sub(variable, part) if odd % 2 else part for odd, part in enumerate(fix.split("`")))
 
 
@@ -181,7 +182,7 @@ def ssh_missing() -> Finding:
     )
 
 
-def misunderstood(host: str, problem: str) -> Finding:
+def misunderstood(host: str, problem: object) -> Finding:
     """Return the finding for a host whose answer is not understood; ``problem`` is a clause."""
     return error(
         "host-answer-unknown",

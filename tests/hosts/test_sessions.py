@@ -206,6 +206,21 @@ def test_hosts_are_tried_at_once_and_a_port_at_which_another_program_answers_is_
             thread.join(60)
 
 
+def test_a_way_that_drops_large_packets_reaches_nobody() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        places = [(["127.0.0.1"], server.getsockname()[1])]
+        accepted: list[socket.socket] = []
+
+        def greet() -> None:
+            accepted.append(server.accept()[0])
+            accepted[0].sendall(b"nonce")  # a small packet, after which the large ones are lost
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        assert Answers().to({"what": "reach", "places": places, "nonce": "nonce"}) == {"reached": []}
+        thread.join(60)
+
+
 def test_a_host_offers_its_fastest_addresses_and_says_why_it_cannot_listen(monkeypatch: pytest.MonkeyPatch) -> None:
     ethernet = Interface("eth0", True, False, ("fe80::1", "fd00::2", "10.0.0.2"), 1000)
     others = (Interface("lo", True, True, ("127.0.0.1",)), Interface("eth1", False, False, ("10.9.0.1",)))

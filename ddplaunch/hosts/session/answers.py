@@ -22,6 +22,7 @@ _PORTS = range(29500, 30500)  # below Linux's ephemeral ports (from 32768), whic
 _REACH_S = 1.5  # for one address
 _AT_ONCE = 64  # addresses; 1,000 that answer nothing take 24 s
 _CLOSES_S = 0.5
+_LARGE = 8000  # bytes: packets of the size that ranks will send
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Answers:
 
 
 def _greet(server: socket.socket, nonce: bytes) -> None:
-    """Send the nonce to every caller, until the port is closed."""
+    """Send the nonce to every caller, in packets as large as this host sends, until the port is closed."""
     while True:
         try:
             connection, _ = server.accept()
@@ -110,7 +111,7 @@ def _greet(server: socket.socket, nonce: bytes) -> None:
             return
         with contextlib.suppress(OSError), connection:
             connection.settimeout(_CLOSES_S)
-            connection.sendall(nonce)
+            connection.sendall(nonce.ljust(_LARGE))
             connection.recv(1)  # wait until the other side closes, so that TIME_WAIT stays there
 
 
@@ -197,8 +198,8 @@ def reached(addresses: list[str], port: int, nonce: str) -> list[tuple[str, str,
     for address in addresses:
         try:
             with socket.create_connection((address, port), timeout=_REACH_S) as link:
-                if link.recv(256) == nonce.encode():
-                    routes.append((address, str(link.getsockname()[0]), str(link.getpeername()[0])))
+                if link.makefile("rb").read(_LARGE).strip() == nonce.encode():
+                    routes.append((address, link.getsockname()[0], link.getpeername()[0]))
         except OSError:
             continue
     return routes

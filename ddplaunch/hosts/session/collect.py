@@ -78,11 +78,11 @@ def _report(
     name: str, question: Question, reply: Mapping[str, Any], clock: tuple[float, float]
 ) -> HostReport | Finding:
     if "problem" in reply:
-        return misunderstood(name, str(reply["problem"]))
+        return misunderstood(name, reply["problem"])
     try:
         report = codec.from_plain(reply.get("report"), HostReport)
     except (ValueError, RecursionError) as problem:
-        return misunderstood(name, str(problem))
+        return misunderstood(name, problem)
     return replace(
         report,
         name=name,
@@ -109,7 +109,7 @@ def clock_of(beat: Mapping[str, Any], now_s: float) -> tuple[float, float]:
     Raises ValueError, KeyError, TypeError or OverflowError for an invalid echo.
     """
     sent, wall = float(beat["sent"]), float(beat["wall"])
-    if not (math.isfinite(sent) and math.isfinite(wall)):
+    if not math.isfinite(sent + wall):
         raise ValueError("a clock shows no time")
     return wall - (sent + now_s) / 2, max(0.0, (now_s - sent) / 2)
 
@@ -133,11 +133,11 @@ async def meet(links: Sequence[Link], port: int | None, address: str | None) -> 
     answers = await replies([first], {"what": "listen", "port": port, "nonce": nonce}, _MEET_S)
     reply = answers.get(first, {"problem": "no answer"})
     if "problem" in reply:
-        return (misunderstood(first.name, str(reply["problem"])),)
+        return (misunderstood(first.name, reply["problem"]),)
     try:
         listening = codec.from_plain(reply.get("listening"), Listening)
     except (ValueError, RecursionError) as problem:
-        return (misunderstood(first.name, str(problem)),)
+        return (misunderstood(first.name, problem),)
     if listening.problem is not None or not 0 < listening.port < 1 << 16:
         return (
             error(
@@ -163,9 +163,11 @@ async def meet(links: Sequence[Link], port: int | None, address: str | None) -> 
             "hosts-not-connected",
             f"{names_text(cut_off)} cannot reach {first.name} at {' or '.join(addresses) or 'any address'} "
             f"port {listening.port}",
-            why="all ranks meet at rank 0's host; a firewall, a missing route or separate networks prevent it",
+            why="all ranks meet at rank 0's host; a firewall, a missing route, separate networks or lost large packets "
+            "(MTU) prevent it",
             fix=f"open TCP between the hosts, or name an address of {first.name} that all reach: "
-            "`--master-addr ADDRESS`; `--master-port PORT` where only some ports are open",
+            "`--master-addr ADDRESS`; `--master-port PORT` where only some ports are open; if `ping -c 2 -s 8000 HOST` "
+            "is lost between them and `ping -c 2 HOST` is not, `sudo ip link set dev INTERFACE mtu 1500` on both",
             where=tuple(cut_off),
         ),
     )
