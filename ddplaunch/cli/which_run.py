@@ -211,12 +211,14 @@ def kept_elsewhere(directory: Path) -> Launched | None:
     """Return the hosts of a run launched from here whose output was not fetched yet; None where nothing is missing.
 
     They are those of nodes without output in ``directory``. A run that is over has fetched all records, unless its
-    launcher was killed.
+    launcher was killed, or noted that it could not.
     """
     launched = read_launched(directory)
     if launched is None or launched.host != host_name():
         return None
-    if not _lives(launched) and (read_record(directory).outcomes or not all(place.record for place in launched.places)):
+    outcome = read_record(directory).outcome
+    is_whole = outcome is not None and not outcome.notes
+    if not _lives(launched) and (is_whole or not all(place.record for place in launched.places)):
         return None
     nodes_here = {file.node for file in log_files(directory)}
     away = tuple(place for place in launched.places if place.node not in nodes_here)

@@ -85,6 +85,32 @@ def test_from_ps_to_stop(two: Lab) -> None:
     assert "nothing of it runs on this host" in say(two, "stop", "asked").stderr
 
 
+#: Rank 1 fails when it is told to, without a word to others.
+FAILS = """
+import os, time
+from pathlib import Path
+Path(f"ready-{os.environ['RANK']}").write_text(str(os.getpid()))
+while not Path("fail").exists():
+    time.sleep(0.1)
+raise KeyError("label")
+"""
+
+
+def test_a_record_that_could_not_be_brought_at_the_end_is_brought_by_explain(two: Lab) -> None:
+    two.write("fails.py", FAILS)
+    run = Launched(two, "late", script=("fails.py",))
+    run.all_ready()
+    with two.configured("Host alpha1\n  Port 9"):
+        (two.own(two.hosts[1]) / "fail").touch()
+        assert run.ended() == 1, run.said
+        assert "alpha1: its record was not brought; `ddplaunch explain` tries again" in run.flat
+        assert "the launch on alpha1 ended with status 1" in say(two, "explain", "late", status=1).stdout
+    found = say(two, "explain", "late", status=1).stdout
+    assert "KeyError: 'label' at fails.py:7" in found and "rank 1 on alpha1" in found, found
+    with two.configured("Host alpha1\n  Port 9"):
+        assert say(two, "explain", "late", status=1).stdout == found
+
+
 def test_a_launcher_that_was_killed_is_the_reason_and_its_hosts_still_have_the_logs(two: Lab) -> None:
     """Before that, one host cannot be asked, which does not hide the other."""
     run = Launched(two, "widowed", "--stacks", "--show", "all", script=("steps.py",))

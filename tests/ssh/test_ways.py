@@ -81,7 +81,7 @@ def test_a_host_that_takes_no_record_is_named_before_and_its_last_words_come_all
         run = Launched(debian, "unkept", "2x1", "--ignore", "record-not-writable", script=("bad.py",))
         assert run.ended() == 1, run.said
         assert "[alpha1] error[script-exception]: ZeroDivisionError: division by zero at bad.py:4" in run.said
-        assert "incomplete: alpha1: its record was not brought" in run.flat
+        assert "incomplete: alpha1: its record was not brought; `ddplaunch explain` tries again" in run.flat
         found = run.outcome["diagnosis"]
         assert (found["code"], found["rank"], found["host"]) == ("script-exception", 1, host.name), run.said
         assert not found["evidence"], "the rank and its host stand above; no file shows it"

@@ -176,7 +176,7 @@ class EndedLaunch:
             cascade=explanation.cascade,
             attempts=merged_attempts(self.outcomes.values(), diagnosis),
             notes=tuple(
-                f"{end.name}: its record was not brought"
+                f"{end.name}: its record was not brought; `ddplaunch explain` tries again"
                 for end in self.ends
                 if end.lost is not None or (end.node not in self.outcomes and end.status != ExitStatus.REFUSED)
             ),
@@ -274,7 +274,8 @@ def _nothing_known(end: HostEnd) -> Diagnosis:
         "unknown",
         "unknown",
         f"the launch on {end.name} ended {how} before the others, and left no record that says why",
-        "its torchrun and what guards it are gone, never started, or could not write there; what they said is above",
-        ("`ddplaunch explain` reads all that was printed; each host's output is in the record",),
+        "its record was not brought, or its torchrun and what guards it are gone or could not write there; what they "
+        "said is above",
+        (f"`ddplaunch explain` asks {end.name} again for its record, and reads those of all hosts",),
         host=end.name,
     )

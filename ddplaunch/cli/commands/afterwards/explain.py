@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.cli.hosts.hosts_verdict import launcher_lost, most_telling, told_by_launcher, unsaid
 from ddplaunch.cli.streams import answer, answer_json, tell
-from ddplaunch.cli.which_run import Run, only_one, which_run, with_what_hosts_have
+from ddplaunch.cli.which_run import Run, kept_elsewhere, only_one, which_run, with_what_hosts_have
 from ddplaunch.explain.diagnosis import VAGUE, Evidence, Explanation, explanation_json
 from ddplaunch.hosts.slurm.job_reasons import diagnosis
 from ddplaunch.hosts.slurm.programs import job_state
@@ -96,10 +96,10 @@ def explain(targets: list[str], json: bool | None, why: bool | None, run_dir: st
     terminal, names = Terminal.of(sys.stdout), subject.names
     if running:
         names += " so far: it is still running"
-    elif record is not None and not record.outcomes:
+    elif record and not record.outcomes:
         names = f"what is recorded of {names}, which does not say how it ended"
     answer(explanation_text(explanation, names, terminal, "" if record is None else path_text(record.directory)))
-    if record is not None:
+    if record:
         if status and record.findings:
             warned = "; ".join(f"{finding.get('code')}: {finding.get('what')}" for finding in record.findings)
             answer(terminal.note(warned, "warned before it failed: "))
@@ -110,17 +110,15 @@ def explain(targets: list[str], json: bool | None, why: bool | None, run_dir: st
 
 def _with_what_else_is_known(explanation: Explanation, subject: Subject, running: bool) -> Explanation:
     """Return the explanation, completed by processes and Slurm where logs and record do not tell."""
-    diagnosed = explanation.diagnosis
+    diagnosed, record = explanation.diagnosis, subject.record
     if running:  # nothing has ended yet, so an unknown cause is not a diagnosis
-        return Explanation(None) if diagnosed is None or diagnosed.code == "unknown" else explanation
-    if diagnosed is not None and diagnosed.code == "terminated" and subject.record is not None:
-        lost = launcher_lost(subject.record.directory)
-        if lost is not None:
-            return Explanation(lost, explanation.cascade)
-    if diagnosed is not None and diagnosed.code not in VAGUE:
+        return Explanation(None) if not diagnosed or diagnosed.code == "unknown" else explanation
+    if diagnosed and diagnosed.code == "terminated" and record and (lost := launcher_lost(record.directory)):
+        return Explanation(lost, explanation.cascade)
+    if diagnosed and diagnosed.code not in VAGUE:
         return explanation
-    if diagnosed is None and subject.record is not None and not subject.record.outcomes:
-        explanation = Explanation(unsaid(subject.record))
+    if not diagnosed and record and not record.outcomes:
+        explanation = Explanation(unsaid(record))
     return _with_slurms_reason(explanation, subject)
 
 
@@ -154,7 +152,7 @@ def _written(subject: Subject, explanation: Explanation) -> bool:
     """Return whether logs that end without any sign of a failure are still being written on this machine."""
     diagnosed = explanation.diagnosis
     paths = [source.read for source in subject.sources if isinstance(source.read, Path)]
-    if diagnosed is None or diagnosed.code != "unknown" or diagnosed.evidence or not paths:
+    if not diagnosed or diagnosed.code != "unknown" or diagnosed.evidence or not paths:
         return False
     from ddplaunch.machine.processes.process_table import is_written
 
@@ -164,26 +162,29 @@ def _written(subject: Subject, explanation: Explanation) -> bool:
 def explained(subject: Subject, stages: list[str] | None = None) -> Explanation:
     """Return the explanation stored when a recorded run ended, else one from its logs, or from the named logs.
 
-    ``stages`` gets each stage's decision about the logs.
+    A vague one gives way to what a record says that was brought after the end. ``stages`` gets each stage's decision
+    about the logs.
     """
     from ddplaunch.explain.explain_logs import explain_texts
 
     record = subject.record
-    is_complete = record is not None and (len(record.outcomes) == 1 or told_by_launcher(record.directory))
-    stored = record.outcome.explanation if record and record.outcome and is_complete else None
-    if stored is not None and stages is None:
+    outcome = record and record.outcome
+    stored, brought_late = None, False
+    if record and outcome and (len(record.outcomes) == 1 or told_by_launcher(record.directory)):
+        stored, brought_late = outcome.explanation, bool(outcome.notes) and not kept_elsewhere(record.directory)
+    if stored and stages is None and not brought_late:
         return stored  # it includes what the kernel, the cgroup or the launcher knew when the run ended
     from_texts = explain_texts(subject.sources, subject.facts, stages)
-    if stored is not None:
-        return stored
-    if record is None and (from_texts.diagnosis is None or from_texts.diagnosis.code in VAGUE):
+    if stored:
+        return most_telling(stored, [from_texts]) if brought_late else stored
+    found = from_texts.diagnosis
+    if not record and (not found or found.code in VAGUE):
         return _refused(subject) or from_texts
-    if record is None or from_texts.diagnosis is None:
+    if not record or not found:
         return from_texts
-    explanation = most_telling(from_texts, (outcome.explanation for outcome in record.outcomes.values()))
-    failed = record.outcome is not None and record.outcome.state == "failed"
-    if failed and explanation is from_texts and from_texts.diagnosis.code == "terminated":  # by srun, on other nodes
-        return (record.outcome and record.outcome.explanation) or from_texts
+    explanation = most_telling(from_texts, (of_node.explanation for of_node in record.outcomes.values()))
+    if outcome and outcome.state == "failed" and explanation is from_texts and found.code == "terminated":
+        return outcome.explanation or from_texts  # srun ended other nodes
     return explanation
 
 
@@ -193,8 +194,8 @@ def _refused(subject: Subject) -> Explanation | None:
 
     for source in subject.sources:
         if isinstance(source.read, Path):
-            refusal = refused_in_log(read_end(str(source.read), _HEAD_BYTES).decode(errors="replace"))
-            if refusal:
+            printed = read_end(str(source.read), _HEAD_BYTES).decode(errors="replace")
+            if refusal := refused_in_log(printed):
                 return Explanation(refusal)
     return None
 
