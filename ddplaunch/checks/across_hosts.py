@@ -46,7 +46,7 @@ def host_directory_missing(hosts: tuple[HostReport, ...]) -> Findings:
         if host.cwd_problem is not None:
             yield error(
                 "host-directory-missing",
-                f"`{host.cwd}` cannot be entered on {host.name}: {host.cwd_problem}",
+                f"{host.name}: `{host.cwd}` cannot be entered: {host.cwd_problem}",
                 why="every host starts in the directory of this launch",
                 fix="put the project there too, or name a directory that all hosts have: `--chdir DIR`",
                 where=host.name,
@@ -63,7 +63,7 @@ def host_script_missing(hosts: tuple[HostReport, ...]) -> Findings:
         if host.script == "missing" and host.cwd_problem is None:
             yield error(
                 "host-script-missing",
-                f"there is no `{host.script_name}` in `{host.cwd}` on {host.name}",
+                f"{host.name}: there is no `{host.script_name}` in `{host.cwd}`",
                 why="each host reads its own file",
                 fix=f"{TO_HOST.format(host.name, host.cwd)}, or a directory that all hosts share: `--chdir DIR`",
                 where=host.name,

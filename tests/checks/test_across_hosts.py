@@ -38,7 +38,7 @@ GOOD = (host("gpu-a"), host("gpu-b"), host("gpu-c"))
 FIRES: dict[str, tuple[HostReport, str]] = {
     "same-host-twice": (host("gpu-c", machine="gpu-a"), "gpu-a and gpu-c are the same machine"),
     "host-directory-missing": (host("gpu-c", cwd_problem="No such file or directory"), "`/work` cannot be entered"),
-    "host-script-missing": (host("gpu-c", script="missing"), "no `train.py` in `/work` on gpu-c"),
+    "host-script-missing": (host("gpu-c", script="missing"), "gpu-c: there is no `train.py` in `/work`"),
     "hosts-differ-script": (host("gpu-c", script="b" * 64), "digest aaaaaaaaaaaa on 2 hosts"),
     "hosts-differ-ddplaunch": (replace(host("gpu-c"), ddplaunch="0.1"), f"{__version__} on 2 hosts, 0.1 on gpu-c"),
     "hosts-differ-python": (host("gpu-c", {"python": PythonFacts("/p", "3.9.1")}), "3.9 on gpu-c"),

@@ -113,3 +113,7 @@ def test_start_up_files_and_keys_of_no_use(two: Lab) -> None:
     assert "error[host-login-denied]: alpha0 and alpha1 refused this user: ssh ignores the key" in said
     subprocess.run(said.partition("fix: `")[2].partition("`")[0], shell=True, check=True)
     dry_run(two, status=0)
+    (two.work / "here.py").write_text("print()\n")
+    said = dry_run(two, script="here.py", status=4, COLUMNS="9999")
+    assert "error[host-script-missing]: alpha0 and alpha1: there is no `here.py` in " in said
+    assert f"for host in alpha0 alpha1; do rsync -aC --max-size=9m ./ $host:{two.work}/; done" in said

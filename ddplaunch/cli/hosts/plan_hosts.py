@@ -27,7 +27,7 @@ from ddplaunch.hosts.hostlist import Host, chosen, from_file, from_words
 from ddplaunch.hosts.session.answers import Question, digest_of_file
 from ddplaunch.hosts.session.collect import Gathered, ask_all, meet
 from ddplaunch.hosts.session.links import Link, Links
-from ddplaunch.hosts.ssh import command, ssh_missing
+from ddplaunch.hosts.ssh import alike, command, ssh_missing
 from ddplaunch.planning.hosts_plan import HostReport, Meeting, forwarded, part
 from ddplaunch.planning.launch import Launch, Target
 from ddplaunch.planning.options import Options
@@ -158,7 +158,7 @@ class LaunchedHosts:
         """Decide each host's part and check it. Raises RefusedError where the hosts cannot meet."""
         options = self._options
         across = run_across(gathered.reports, ignored(options)) if checked(options) else ()
-        findings = tuple(finding for outcome in across for finding in outcome.findings)
+        findings = alike(finding for outcome in across for finding in outcome.findings)
         if errors(findings):
             return Planned((), findings)
         meeting = self.meeting(gathered)

@@ -137,8 +137,8 @@ def _doctor_hosts(
     if test is not None and reports and (len(reports) == 1 or isinstance(meeting, Meeting)):
         measured = test([report.facts for report in reports], [finding.where[0] for finding in gathered.missing])
         of_all += run_measured(measured, ignored(options))
-    named_findings: list[tuple[str | None, Finding]] = [(None, finding) for finding in alike(gathered.missing)]
-    named_findings += [(None, finding) for outcome in of_all for finding in outcome.findings]
+    findings = (*gathered.missing, *(finding for outcome in of_all for finding in outcome.findings))
+    named_findings: list[tuple[str | None, Finding]] = [(None, finding) for finding in alike(findings)]
     for report, outcomes in zip(reports, outcomes_of_hosts, strict=True):
         named_findings += [(report.name, finding) for outcome in outcomes for finding in outcome.findings]
     named_findings += [] if isinstance(meeting, Meeting) else [(None, finding) for finding in meeting]
