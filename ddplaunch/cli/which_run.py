@@ -246,6 +246,7 @@ def with_what_hosts_have(directory: Path) -> Iterator[Path]:
             place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ddplaunch-"))) / directory.name
             for path in directory.glob("*.json"):
                 replace_file(place / path.name, read_plain(path, 64 << 20).decode())
+        say(f"asking {listed([each.host for each in launched.places])} for the rest of the record")
         bring(launched, place)
         yield place
 
