@@ -13,6 +13,7 @@ import tarfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,17 @@ def test_a_way_that_drops_large_packets_reaches_nobody() -> None:
         thread.start()
         assert Answers().to({"what": "reach", "places": places, "nonce": "nonce"}) == {"reached": []}
         thread.join(60)
+
+
+def test_callers_that_large_packets_do_not_reach_keep_nobody_waiting() -> None:
+    host = Answers()
+    port = host.to({"what": "listen", "port": None, "nonce": "n"})["listening"]["port"]
+    with ExitStack() as stack:
+        for _ in range(8):  # none of them reads, or closes
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        question = {"what": "reach", "places": [(["127.0.0.1"], port)], "nonce": "n"}
+        assert Answers().to(question) == {"reached": [("127.0.0.1",) * 3]}
+    host.close_meeting()
 
 
 def test_a_host_offers_its_fastest_addresses_and_says_why_it_cannot_listen(monkeypatch: pytest.MonkeyPatch) -> None:

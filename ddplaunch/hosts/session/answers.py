@@ -20,7 +20,7 @@ from ddplaunch.values.frozen import dataclass
 
 _PORTS = range(29500, 30500)  # below Linux's ephemeral ports (from 32768), which outgoing connections use
 _REACH_S = 1.5  # for one address
-_AT_ONCE = 64  # addresses; 1,000 that answer nothing take 24 s
+_AT_ONCE = 64  # addresses, of which 1,000 that answer nothing take 24 s; and callers
 _CLOSES_S = 0.5
 _LARGE = 8000  # bytes: packets of the size that ranks will send
 
@@ -66,7 +66,7 @@ class Answers:
             from concurrent.futures import ThreadPoolExecutor
 
             with ThreadPoolExecutor(_AT_ONCE) as pool:
-                routes = pool.map(lambda place: reached(place[0], place[1], str(order["nonce"])), order["places"])
+                routes = pool.map(lambda place: reached(place[0], place[1], order["nonce"]), order["places"])
                 return {"reached": [route for of_place in routes for route in of_place]}
         self.close_meeting()
         if what == "facts":
@@ -81,7 +81,8 @@ class Answers:
             self._meeting = _listening(order["port"])
         except OSError as error:
             return Listening(order["port"] or 0, problem=error.strerror or str(error))
-        threading.Thread(target=_greet, args=(self._meeting, str(order["nonce"]).encode()), daemon=True).start()
+        for _ in range(_AT_ONCE):  # callers that large packets do not reach keep nobody waiting
+            threading.Thread(target=_greet, args=(self._meeting, order["nonce"].encode()), daemon=True).start()
         interfaces = [interface for interface in network.probe_interfaces() if interface.up and not interface.loopback]
         interfaces.sort(key=lambda interface: -(interface.speed_mbps or 0))
         addresses = [
