@@ -67,8 +67,11 @@ def dispatch(words: list[str]) -> int:
     if command in COMMANDS and command not in (*LAUNCHING, "convert"):
         ours += script or []  # after `--` these commands take arguments, as other programs do
     values = parse_quickly(command, ours[1:]) if command in COMMANDS and not asks_for_help else None
-    if values is None and (removal := _removed(ours)) is not None:
-        raise removal
+    if values is None:
+        from ddplaunch.cli.parsing.removed import removed  # a table that only mistakes need
+
+        if (removal := removed(*ours, script=script)) is not None:
+            raise removal
     if command in LAUNCHING and not asks_for_help and (problem := misplaced_script(ours, script)) is not None:
         raise problem
     if values is None:
@@ -99,18 +102,6 @@ def _beside_own(command: str, values: dict[str, Any], script: list[str] | None) 
     return {"line": script} if command == "convert" else {}
 
 
-def _removed(ours: list[str]) -> UsageError | None:
-    """Return the error for the first word that was removed or has another name here; None where there is none."""
-    from ddplaunch.cli.parsing.command import COMMANDS
-    from ddplaunch.cli.parsing.removed import removed
-
-    command, *words = ours
-    if command not in COMMANDS:
-        return removed(command)
-    answers = (removed(command, word.partition("=")[0]) for word in words if word.startswith("-"))
-    return next(filter(None, answers), None)
-
-
 def occupy_standard_descriptors() -> None:
     """Open /dev/null in place of a closed stdin, stdout or stderr.
 
@@ -127,7 +118,7 @@ def occupy_standard_descriptors() -> None:
 def _report(words: list[str], problem: DdplaunchError) -> ExitStatus:
     from dataclasses import replace  # `--version` does not need it
 
-    command = words[: words.index("--")] if "--" in words else words
+    command = words[: [*words, "--"].index("--")]
     fix = f"`{shlex.join(['ddplaunch', *command, '--', 'train.py'])}`"
     tell_findings([replace(one, fix=fix) if one.code == "script-missing" else one for one in problem.findings])
     if done := {"run": "launched", "submit": "submitted"}.get("".join(words[:1])):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddplaunch.cli.parsing.command import options_of, spellings
+from ddplaunch.cli.parsing.command import LAUNCHING, options_of, spellings
 from ddplaunch.planning.launch import Target
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.words import nearest
 
-_DASHES = "-\u2013\u2014"  # what web pages and word processors make of ``--`` is read as one
+#: What web pages and word processors make of ``--``, which is read as one.
+_DASHES = re.compile("^-?[\u2010-\u2015\u2212][-\u2010-\u2015\u2212]*")
 
 
 def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
@@ -22,7 +24,7 @@ def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
     """
     if argv[:1] == ["convert"] and _is_launch_line(argv[1:]):
         return ["convert"], list(argv[1:])
-    plain = [f"--{word.lstrip(_DASHES)}" if word.startswith(tuple(_DASHES[1:])) else word for word in argv]
+    plain = [_DASHES.sub("--", word) for word in argv]
     at = plain.index("--") if "--" in plain else None
     return plain[:at], None if at is None else list(argv[at + 1 :])
 
@@ -36,13 +38,7 @@ def _is_launch_line(words: Sequence[str]) -> bool:
 
 def parse_target(words: Sequence[str]) -> Target:
     """Return what every rank runs. Raises UsageError if it is missing, a directory, or not found."""
-    if not words or words[0] == "":
-        raise usage(
-            "there is no script after `--`",
-            why="the script and its arguments go there",
-            fix="`ddplaunch run 4 -- train.py --epochs 20`",
-            code="script-missing",
-        )
+    words = required(words)
     if words[0] == "-m":
         return _module(words)
     name, args = words[0], tuple(words[1:])
@@ -75,16 +71,23 @@ def _module(words: Sequence[str]) -> Target:
     return Target("module", words[1], tuple(words[2:]))
 
 
-def required(script: list[str] | None) -> list[str]:
-    """Return the words after ``--``. Raises UsageError where there is no ``--``."""
-    if script is None:
+def required(script: Sequence[str] | None) -> Sequence[str]:
+    """Return the words after ``--``. Raises UsageError where there are none."""
+    if not script or not script[0]:
         raise usage(
             "no script was named",
             why="the script and its arguments go after `--`",
-            fix="`ddplaunch run 4 -- train.py`",
+            fix="`ddplaunch run -- train.py`",
             code="script-missing",
         )
     return script
+
+
+def corrected_line(words: Sequence[str], script: Sequence[str] | None) -> str:
+    """Return a command line to type, in backticks, with the ``--`` that a launch lacks."""
+    problem = misplaced_script(words, script) if words[0] in LAUNCHING else None
+    line = words if script is None else [*words, "--", *script]
+    return problem.findings[0].fix if problem else f"`{shlex.join(['ddplaunch', *line])}`"
 
 
 def misplaced_script(argv: Sequence[str], script: Sequence[str] | None = None) -> UsageError | None:

@@ -25,7 +25,7 @@ Processes: TypeAlias = int | Literal["auto"]
 DeviceWord: TypeAlias = Literal["auto", "cuda", "cpu"]
 Ranks: TypeAlias = tuple[int, ...] | Literal["all"]
 
-_NPROC = re.compile(r"(?:([0-9]{1,19})x)?([0-9]{1,19}|auto)\Z")
+_NPROC = re.compile(r"(?:([0-9]{1,19})x)?([0-9]{1,19}|auto|gpu)\Z")
 _NODES = re.compile(r"([0-9]{1,19})(?::([0-9]{1,19}))?\Z")
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([KkMmGgTt])(?:i?[Bb])?\Z")
 COUNT = re.compile(r"[0-9]{1,19}\Z")  # no count has more digits; int() takes other scripts' digits too
@@ -231,10 +231,10 @@ def read_limit(flag: Flag, typed: Resolved[str]) -> float:
 
 
 def read_nproc(flag: Flag, typed: Resolved[str]) -> NprocWord:
-    """Return the nodes and processes of ``4``, ``auto``, ``2x4`` or ``2xauto``."""
+    """Return the nodes and processes of ``4``, ``auto`` (torchrun's ``gpu``), ``2x4`` or ``2xauto``."""
     if match := _NPROC.match(typed.value.strip()):
         nodes = int(match[1]) if match[1] else None
-        processes: Processes = "auto" if match[2] == "auto" else int(match[2])
+        processes: Processes = int(match[2]) if match[2].isdecimal() else "auto"
         if nodes != 0 and processes != 0:
             return NprocWord(nodes, processes)
     raise usage(

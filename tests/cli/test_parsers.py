@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import ddplaunch
 from ddplaunch.cli.parsing.command import COMMANDS, options_of, own_values
-from ddplaunch.cli.parsing.removed import instead
+from ddplaunch.cli.parsing.removed import rows
 from ddplaunch.cli.parsing.typed_words import (
     TypedLaunch,
     parse_quickly,
@@ -127,7 +127,17 @@ def test_values_of_a_commands_own_flags_are_numbers_and_seconds() -> None:
         ("run 2 --bach_size 8 -- t.py", "`--bach-size`", "fix: `ddplaunch run 2 --batch-size 8 -- t.py`"),
         ("run 2 --epochs=8 -- train.py", "no such option: `--epochs`", "to torchrun into `--torchrun-arg=…`"),
         ("run --nproc_per_node=4 -- train.py", "there is no `--nproc-per-node`", "`ddplaunch run 4 -- train.py`"),
-        ("run -np 4 -- train.py", "there is no `run -np`", "`ddplaunch convert -- torchrun …`"),
+        ("run -np", "there is no `run -np`", "`ddplaunch convert -- torchrun …`"),
+        ("run -n 3 t.py -n 5", "there is no `run -n`", "fix: `ddplaunch run 3 -- t.py -n 5` nothing"),
+        (
+            "run --standalone --nproc_per_node=gpu --num-machines 1 t.py --cpu",
+            "there is no `--standalone`",
+            "fix: `ddplaunch run gpu --nnodes 1 -- t.py --cpu` nothing",
+        ),
+        ("run --nproc 3 --rdzv-endpoint a:1 -- t.py", "there is no `--nproc`", "NPROC, the processes of each node"),
+        ("run 2 --batchsize 8 t.py", "`--batchsize`", "fix: `ddplaunch run 2 --batch-size 8 -- t.py`"),
+        ("torchrun --nproc_per_node=3 t.py", "there is no `torchrun`", "fix: `ddplaunch run 3 -- t.py`"),
+        ("start 2 -- t.py", "there is no `start`", "fix: `ddplaunch run 2 -- t.py`"),
         (
             "run 2 --device",
             "option '--device' requires an argument",
@@ -137,7 +147,10 @@ def test_values_of_a_commands_own_flags_are_numbers_and_seconds() -> None:
         ("logs --folow -n 5", "no such option: `--folow`", "fix: `ddplaunch logs --follow -n 5`"),
         ("lgos --follow", "no such command 'lgos'", "fix: `ddplaunch logs --follow`"),
         ("xyz", "no such command 'xyz'", "`ddplaunch --help` lists the commands"),
-        ("4 -- train.py", "no such command '4'", "a launch is `ddplaunch run 4 -- train.py`"),
+        ("run=2 -- t.py", "no such command 'run=2'", "`ddplaunch --help` lists the commands"),
+        ("4", "no such command '4'", "a launch is `ddplaunch run -- train.py`"),
+        ("3 -- t.py", "no such command '3'", "fix: `ddplaunch run 3 -- t.py`"),
+        ("t.py --x", "no such command 't.py'", "fix: `ddplaunch run -- t.py --x`"),
     ],
 )
 def test_what_is_misspelt_gets_a_tip(call: Call, line: str, what: str, fix: str) -> None:
@@ -148,21 +161,14 @@ def test_what_is_misspelt_gets_a_tip(call: Call, line: str, what: str, fix: str)
 
 # What is gone is answered with what to use instead
 
-REMOVED = instead()
-
-
-def typed(gone: str) -> list[str]:
-    """Return a command line with what a row of the table names."""
-    words = gone.split()
-    words = ["run", *words] if words[0].startswith("-") else words
-    return [*words, "--", "train.py"] if words[0] in ("run", "scale") else words
+REMOVED = rows()
 
 
 @pytest.mark.parametrize("gone", REMOVED)
 def test_each_is_answered_with_what_to_use_instead(gone: str, call: Call) -> None:
-    said = call(*typed(gone))
+    said = call(*(["run", gone] if gone.startswith("-") else gone.split()))
     assert said.status == 2 and said.err.startswith(f"error[usage]: there is no `{gone}`\n"), said.err
-    assert " ".join(REMOVED[gone].split()) in " ".join(said.err.split())
+    assert " ".join(REMOVED[gone]["instead"].split()) in " ".join(said.err.split())
 
 
 @pytest.mark.parametrize("words", [["--trace", "t.svg"], ["--trace=t.svg"], ["2", "--record_metrics"]])

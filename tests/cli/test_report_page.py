@@ -146,6 +146,10 @@ def test_the_loss_that_rank_0_printed_is_drawn(folder: Path) -> None:
     assert "rank 0 printed it 5 times, from step 1 to 5: highest 2, lowest 0.5, last 0.5" in text
     points = [line.split() for line in re.findall(r'<polyline points="([^"]*)"', text)]
     assert points == [["0.0,0.0", "225.0,106.7"], ["675.0,53.3", "900.0,160.0"]], "a loss that is no number is a gap"
+    output.write_text("".join(f"epoch {epoch} step {step} loss {step}0000000\n" for epoch in (0, 1) for step in (1, 2)))
+    text = page(folder)
+    assert "<b>20,000,000</b><span>loss, last</span>" in text, "steps that begin anew say nothing of how far it is"
+    assert "printed it 4 times: highest 20,000,000, lowest 10,000,000" in text and "<span>first</span>" in text
     output.write_text("".join(f"loss {100 / step}\n" for step in range(1, 3001)))
     (line,) = re.findall(r'<polyline points="([^"]*)"', page(folder))
     points = [tuple(map(float, point.split(","))) for point in line.split()]

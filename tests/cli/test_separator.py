@@ -49,7 +49,7 @@ HOSTILE = ["--help", "-h", "--r=16", "--", "--batch-size", "3", "", " ", "a\n\ud
 
 
 @pytest.mark.parametrize(
-    "typed", ["2 \u2014 t.py", "2 \u2013\u2013 t.py", "2 \u2014accum 1 -- t.py", "2 \u2013accum=1 \u2014 t.py"]
+    "typed", ["2 \u2014 t.py", "2 \u2013\u2013 t.py", "2 \u2014accum 1 -- t.py", "2 \u2013accum=1 -\u2014 t.py"]
 )
 def test_dashes_of_a_web_page_are_hyphens(call: Call, folder: Path, typed: str) -> None:
     (folder / "t.py").touch()

@@ -40,7 +40,8 @@ def argv(options: Options, *, local_address: str | None = None, target: Target |
 
 
 @pytest.mark.parametrize(
-    ("text", "nodes", "processes"), [("4", None, 4), ("auto", None, "auto"), ("2x8", 2, 8), ("3xauto", 3, "auto")]
+    ("text", "nodes", "processes"),
+    [("4", None, 4), ("auto", None, "auto"), ("2x8", 2, 8), ("3xauto", 3, "auto"), ("gpu", None, "auto")],
 )
 def test_nproc_is_read_in_all_its_forms(text: str, nodes: int | None, processes: int | str) -> None:
     options = said(nproc=text)

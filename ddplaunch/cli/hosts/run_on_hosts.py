@@ -109,7 +109,7 @@ def _print(planned: Planned, printed: str) -> int:
     return ExitStatus.DONE
 
 
-def _launch(links: Links, planned: Planned, script: list[str], begun_s: float, host_timeout_s: float) -> int:
+def _launch(links: Links, planned: Planned, script: Sequence[str], begun_s: float, host_timeout_s: float) -> int:
     parts, facts, launch = planned.parts, planned.parts[0].report.facts, planned.parts[0].launch
     base = runs_directory(value_of(launch.options.run_dir, None))
     directory = record_directory(base, launch.run_id)

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.options import CHECKING, flags_of_options
 
-_LAUNCH, _WATCH, _AFTERWARDS = "Launch", "While it runs", "Afterwards"
 OUTPUT, SEVERAL_HOSTS, TRIALS = "Output", "Hosts over ssh", "Trials"
 
 
@@ -25,27 +24,45 @@ class Listed(NamedTuple):
     line: str
 
 
-#: All commands, in the order of the first page of help. A command's file is imported only when it is used.
-COMMANDS: Mapping[str, Listed] = {
-    "run": Listed(_LAUNCH, "Check the launch, then start it with torchrun."),
-    "plan": Listed(_LAUNCH, "Show everything that run would decide; start nothing."),
-    "scale": Listed(_LAUNCH, "Measure 1, 2, 4 … processes, and what holds them back."),
-    "fit": Listed(_LAUNCH, "Find the batch that fits into memory, and the fastest."),
-    "prove": Listed(_LAUNCH, "Measure whether N ranks train what one process would."),
-    "submit": Listed(_LAUNCH, "Submit the same launch to Slurm; print it for Kubernetes."),
-    "doctor": Listed(_LAUNCH, "Check this machine; with a launch, check that too."),
-    "convert": Listed(_LAUNCH, "Translate torchrun, accelerate or srun commands."),
-    "init": Listed(_LAUNCH, "Write a ddplaunch.toml, and a script that trains."),
-    "ps": Listed(_WATCH, "List running and recent runs."),
-    "logs": Listed(_WATCH, "Show what the ranks of a run printed."),
-    "top": Listed(_WATCH, "Watch step rate, CPU, memory and GPU of every rank."),
-    "stacks": Listed(_WATCH, "Show where every rank of a run is now."),
-    "stop": Listed(_WATCH, "End a run and the processes that it started."),
-    "explain": Listed(_AFTERWARDS, "Name the root cause of a failed run or of any log."),
-    "report": Listed(_AFTERWARDS, "Write one page about a run, for a colleague."),
-    "clean": Listed(_AFTERWARDS, "End processes whose launcher is gone; remove old records."),
-    "env": Listed(_AFTERWARDS, "Print what a bug report needs."),
-}
+#: All commands, in the order of the first page of help.
+_FIRST_PAGE = """\
+Launch
+  run      Check the launch, then start it with torchrun.
+  plan     Show everything that run would decide; start nothing.
+  scale    Measure 1, 2, 4 … processes, and what holds them back.
+  fit      Find the batch that fits into memory, and the fastest.
+  prove    Measure whether N ranks train what one process would.
+  submit   Submit the same launch to Slurm; print it for Kubernetes.
+  doctor   Check this machine; with a launch, check that too.
+  convert  Translate torchrun, accelerate or srun commands.
+  init     Write a ddplaunch.toml, and a script that trains.
+While it runs
+  ps       List running and recent runs.
+  logs     Show what the ranks of a run printed.
+  top      Watch step rate, CPU, memory and GPU of every rank.
+  stacks   Show where every rank of a run is now.
+  stop     End a run and the processes that it started.
+Afterwards
+  explain  Name the root cause of a failed run or of any log.
+  report   Write one page about a run, for a colleague.
+  clean    End processes whose launcher is gone; remove old records.
+  env      Print what a bug report needs.
+"""
+
+
+def _listed() -> Mapping[str, Listed]:
+    commands, stage = {}, ""
+    for text in _FIRST_PAGE.splitlines():
+        if text.startswith(" "):
+            name, line = text.split(maxsplit=1)
+            commands[name] = Listed(stage, line)
+        else:
+            stage = text
+    return commands
+
+
+#: Each command's heading and line. A command's file is imported only when it is used.
+COMMANDS = _listed()
 #: Commands that take the options of a launch, and a script after ``--``.
 LAUNCHING = ("run", "plan", "doctor", "submit", "scale", "fit", "prove")
 #: Kinds of options whose values are a list.
@@ -57,36 +74,13 @@ PROFILE = Flag("profile", "text", CHECKING, "Named profile of ddplaunch.toml.", 
 RUN_DIR = Flag("run_dir", "text", "", "Where records are [.ddplaunch].", "DIR")
 RECORDED_RUN = Flag("run", "argument", "", "Id of the run, or a part of it [the newest].", "RUN", offers="runs")
 LIVE_RUN = Flag(
-    "run",
-    "argument",
-    "",
-    "Id of the run, or a part of it [the newest running one here].",
-    "RUN",
-    offers="live runs",
+    "run", "argument", "", "Id of the run, or a part of it [the newest running one here].", "RUN", offers="live runs"
 )
 #: Options that name hosts, for the commands that reach them over ssh.
 HOSTS = (
-    Flag(
-        "hosts",
-        "many",
-        SEVERAL_HOSTS,
-        "ssh host names, comma-separated: gpu-a,gpu-b. The first has rank 0.",
-        "LIST",
-    ),
-    Flag(
-        "hostfile",
-        "text",
-        SEVERAL_HOSTS,
-        "A file of hosts: `gpu-a slots=8` or `gpu-a:8`, one a line.",
-        "FILE",
-    ),
-    Flag(
-        "exclude",
-        "many",
-        SEVERAL_HOSTS,
-        "Leave out this host (repeatable).",
-        "HOST",
-    ),
+    Flag("hosts", "many", SEVERAL_HOSTS, "ssh host names, comma-separated: gpu-a,gpu-b. The first has rank 0.", "LIST"),
+    Flag("hostfile", "text", SEVERAL_HOSTS, "A file of hosts: `gpu-a slots=8` or `gpu-a:8`, one a line.", "FILE"),
+    Flag("exclude", "many", SEVERAL_HOSTS, "Leave out this host (repeatable).", "HOST"),
     Flag("chdir", "text", SEVERAL_HOSTS, "Directory on every host [this one].", "DIR"),
     Flag("python", "text", SEVERAL_HOSTS, "Interpreter on every host [the path of this one].", "PATH"),
     Flag(

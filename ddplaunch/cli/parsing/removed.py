@@ -5,18 +5,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from ddplaunch.cli.target import corrected_line
 from ddplaunch.values.codec import toml_beside
 from ddplaunch.values.finding import UsageError, usage
 
 
-def instead() -> dict[str, str]:
-    """Return what to use instead of each name in ``removed.toml``."""
-    return {name: row["instead"] for row in toml_beside(__file__, "removed.toml")["removed"] for name in row["names"]}
+def rows() -> dict[str, dict[str, str]]:
+    """Return the row of each name in ``removed.toml``."""
+    return {name: row for row in toml_beside(__file__, "removed.toml")["removed"] for name in row["names"]}
 
 
-def removed(command: str, word: str = "") -> UsageError | None:
-    """Return the error for a command, or option of ``command``, that is not ddplaunch's; None for any other word."""
-    word = word.replace("_", "-")
-    fix_by_name = instead()
-    name = next((name for name in (f"{command} {word}".strip(), word) if name in fix_by_name), None)
-    return None if name is None else usage(f"there is no `{name}`", why="", fix=fix_by_name[name])
+def removed(*words: str, script: Sequence[str] | None = None) -> UsageError | None:
+    """Return the error for the first word of a line that is not ddplaunch's, or for a missing ``run``; else None.
+
+    The fix is the corrected line, if that is a whole launch and the table knows ddplaunch's words for all of it.
+    """
+    row_by_name, rest, line, what, instead = rows(), list(words), list[str](), "", ""
+    if words[0].isdecimal() or words[0].endswith(".py"):
+        line, what = ["run"], f"no such command '{words[0]}'"
+    while rest and not rest[0].endswith(".py"):  # what follows is the script's
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        name = name.replace("_", "-")
+        of_command = f"{words[0]} {name}"
+        known = of_command if of_command in row_by_name else name
+        if known not in row_by_name or (line and word[:1] != "-"):
+            line.append(word)
+            continue
+        row = row_by_name[known]
+        what, instead = what or f"there is no `{known}`", instead or row["instead"]
+        # without `ours` only the user knows what to type
+        line += [*row.get("ours", "…").split(), *[value] * bool(equals)]
+    fix = corrected_line([*line, *rest], script)
+    if " -- " not in fix or "…" in line:
+        fix = instead
+    return usage(what, why="", fix=fix) if what and fix else None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import shlex
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Optional
 
@@ -17,6 +16,7 @@ from typer.core import TyperCommand
 from ddplaunch.cli.parsing.command import COMMANDS, LAUNCHING, REPEATED, Command, command_named, options_of
 from ddplaunch.cli.parsing.completion import offered
 from ddplaunch.cli.parsing.typed_words import with_lists_taken_apart
+from ddplaunch.cli.target import corrected_line
 from ddplaunch.planning.flag import Flag
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.words import nearest
@@ -47,11 +47,12 @@ def parse_words(words: Sequence[str], script: Sequence[str] | None = None) -> di
     # building one command takes half the time of building all
     app = _application([command] if command else list(COMMANDS), parsed.append)
     try:
-        app(args=list(words[1:] if command else words), prog_name=_name(command), standalone_mode=False)
+        args = list(words[1:] if command else words)
+        app(args, prog_name=f"ddplaunch {command or ''}".strip(), standalone_mode=False)
     except Exception as exception:
         if not hasattr(exception, "format_message"):
             raise
-        raise _misunderstood(words, script, exception) from exception
+        raise _misunderstood(words, script, command, exception) from exception
     return with_lists_taken_apart(parsed[0]) if parsed else None
 
 
@@ -59,10 +60,6 @@ def answer_shell() -> None:
     """Answer the shell's request for completion, which is in the environment, as Typer does; does not return."""
     os.environ["TERMINAL_WIDTH"] = "1000"  # else Typer wraps a line of help, and fish offers the rest as another word
     _application(list(COMMANDS), lambda _: None, completing=True)(args=[], prog_name="ddplaunch")
-
-
-def _name(command: str | None) -> str:
-    return f"ddplaunch {command}" if command else "ddplaunch"
 
 
 def _application(names: list[str], keep: Callable[[dict[str, Any]], None], *, completing: bool = False) -> typer.Typer:
@@ -157,27 +154,27 @@ def _described(option: Flag) -> Any:
     if option.kind in ("argument", "arguments"):
         return typer.Argument(**settings)
     spelling = f"{option.flag}/--no-{option.flag[2:]}" if option.kind == "pair" else option.flag
-    spelled = (spelling, option.short) if option.short else (spelling,)
-    return typer.Option(*spelled, rich_help_panel=option.panel or None, **settings)
+    return typer.Option(*filter(None, (spelling, option.short)), rich_help_panel=option.panel or None, **settings)
 
 
-def _misunderstood(words: Sequence[str], script: Sequence[str] | None, exception: Any) -> UsageError:
+def _misunderstood(
+    words: Sequence[str], script: Sequence[str] | None, command: str | None, exception: Any
+) -> UsageError:
     """Return Typer's complaint as an error with the corrected line, or with where to look."""
-    command = words[0] if words[0] in COMMANDS else None
     message = exception.format_message().partition(". Did")[0].rstrip(".")
-    wrong, names, cutoff = words[0], list(COMMANDS), 0.6
+    wrong, names, cutoff = words[0].partition("=")[0], list(COMMANDS), 0.6
     if type(exception).__name__ == "NoSuchOption":  # each version of Typer words it differently
         wrong, names, cutoff = exception.option_name, exception.possibilities or [], 0.75
         message = f"no such option: `{wrong}`"
     near = nearest(wrong, names, cutoff) or wrong
-    fix = "`ddplaunch --help` lists the commands; a launch is `ddplaunch run 4 -- train.py`"
+    fix = "`ddplaunch --help` lists the commands; a launch is `ddplaunch run -- train.py`"
     if command:
-        fix = f"`{_name(command)} --help` lists the options"
+        fix = f"`ddplaunch {command} --help` lists the options"
     if near != wrong:
         line = [
             near + word[len(wrong) :] if word.partition("=")[0].replace("_", "-") == wrong else word for word in words
         ]
-        fix = f"`{shlex.join(['ddplaunch', *line, *([] if script is None else ['--', *script])])}`"
+        fix = corrected_line(line, script)
     elif command in LAUNCHING and type(exception).__name__ != "BadOptionUsage":  # a value is missing
         fix += "; what belongs to the script goes after `--`, to torchrun into `--torchrun-arg=…`"
     return usage(message[:1].lower() + message[1:], why="", fix=fix)

@@ -33,11 +33,13 @@ _KEYS = {"batch_size": "batch-size", "accum": "accum", "lr": "# base-lr", "warmu
 def init(target: str | None, script: bool | None) -> int:
     """Write the files. Raises UsageError where one exists, or the script does not."""
     name = target or "train.py"
-    for path in (_FILE, name) if script else (_FILE,):
+    written = (name, _FILE) if script else (_FILE,)
+    for path in written:
         if os.path.lexists(path):
             raise usage(f"`{path}` exists", why="`init` replaces no file", fix=f"`mv {path} {path}.old`")
     if script:
-        Path(name).write_bytes(Path(examples.__file__).with_name("train_char.py").read_bytes())
+        example = Path(examples.__file__).with_name("train_char.py").read_bytes()
+        Path(name).write_bytes(example.replace(b"train_char.py", os.fsencode(name)))
     numbers = prepare(Options(), parse_target([name])).launch.numbers
     text = Path(cli.__file__).with_name("init.toml").read_text("utf-8")
     text = text.replace("NAME", Path(name).stem).replace("SCRIPT", name)
@@ -46,5 +48,5 @@ def init(target: str | None, script: bool | None) -> int:
         if number is not None and number.source.kind == "script":
             text += f"{key} = {number.value}  # {number.source}\n"
     Path(_FILE).write_text(text, "utf-8")
-    say(f"wrote {_FILE}; `ddplaunch run 2 --profile {Path(name).stem} -- {name}` uses it")
+    say(f"wrote {' and '.join(written)}; `ddplaunch run 2 --profile {Path(name).stem} -- {name}` uses it")
     return ExitStatus.DONE
