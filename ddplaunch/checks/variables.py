@@ -218,12 +218,14 @@ def _launched_here(launcher: str, rest: tuple[str, ...], nproc: int) -> str:
     from ddplaunch.planning.convert.launcher_line import translate
 
     program = ["python", "-m", launcher] if launcher in _LAUNCHER_MODULES else [launcher]
+    # as many processes as ddplaunch was asked for, where torchrun is not told how many
+    program += [f"--nproc-per-node={nproc}"] * ("torch" in launcher)
     translation = translate(known_words([*program, *rest]))
-    if translation is not None and translation.words:
+    if translation and translation.words:
         return f"`{translation.source}`"
-    script = next((position for position, item in enumerate(rest) if item.endswith(".py")), None)
-    target_text = shlex.join(rest[script:]) if script is not None else "train.py"
-    if (instead := _of_own_ranks().get(launcher)) is not None:
+    script = next((position for position, item in enumerate(rest) if item.endswith(".py")), len(rest))
+    target_text = shlex.join(rest[script:]) or "train.py"
+    if instead := _of_own_ranks().get(launcher):
         return instead.format(nproc=nproc, rest=shlex.join(rest), script=target_text)
     return f"put the training script after `--`: `ddplaunch run {nproc} -- {target_text}`"
 

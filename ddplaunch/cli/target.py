@@ -110,7 +110,8 @@ def misplaced_script(argv: Sequence[str], script: Sequence[str] | None = None) -
     position, arguments = 1, int(script is None and argv[0] != "submit")
     while position < len(argv):
         word = argv[position]
-        if word == "-m" or (not word.startswith("-") and _names_script(word, arguments)):
+        is_option = word.startswith("-")
+        if word == "-m" or (not is_option and _names_script(word, arguments)):
             # every rank would start what torchrun itself is: all ranks
             corrected = [*argv[:position], "--", *argv[position + (word == "torchrun") :], *(script or ())]
             return usage(
@@ -119,10 +120,10 @@ def misplaced_script(argv: Sequence[str], script: Sequence[str] | None = None) -
                 fix=f"`{shlex.join(['ddplaunch', *corrected])}`",
                 code="separator-missing",
             )
-        name, equals, _ = word.partition("=")
-        if word.startswith("-") and name not in spelled:
+        name, equals, _ = word.replace("_", "-").partition("=")
+        if is_option and name not in spelled:
             return None
-        arguments += not word.startswith("-")
+        arguments += not is_option
         takes_value = name in spelled and spelled[name][1] is None
         position += 2 if takes_value and not equals else 1
     return None

@@ -186,12 +186,12 @@ LAUNCHERS = (
     *(
         fires("script-is-launcher", f"`ddplaunch run {fix}`", launch=launch)
         for launch, fix in (
-            (executable("torchrun", "--nproc-per-node 8 train.py --lr 1"), "8 -- train.py --lr 1"),
-            (executable("torchrun", "--nnodes=2 --node_rank=1 train.py"), "2x1 --node-rank 1 -- train.py"),
+            (executable("torchrun", "--nproc-per-node 4 train.py --lr 1"), "4 -- train.py --lr 1"),
+            (executable("torchrun", "--nnodes=2 --node_rank=1 train.py"), "2x8 --node-rank 1 -- train.py"),
             (executable("/opt/env/bin/accelerate", "launch train.py"), "auto -- train.py"),
-            (module("torch.distributed.launch", "train.py"), "1 -- train.py '--local-rank=${local_rank}'"),
-            (module("torch.distributed.run", "train.py"), "1 -- train.py"),
-            (executable("train.py", "--lr 1", "uv", "run", "torchrun"), "1 -- train.py --lr 1"),
+            (module("torch.distributed.launch", "train.py"), "8 -- train.py '--local-rank=${local_rank}'"),
+            (module("torch.distributed.run", "train.py"), "8 -- train.py"),
+            (executable("train.py", "--lr 1", "uv", "run", "torchrun"), "8 -- train.py --lr 1"),
             (executable("llamafactory-cli", "train a.yaml"), "8 -- -m llamafactory.launcher a.yaml"),
             (executable("tune", "run lora"), "8 -- recipe.py --config CONFIG"),
             (executable("composer", "-n 4 train.py --lr 1"), "8 -- train.py --lr 1"),

@@ -134,6 +134,12 @@ def test_values_of_a_commands_own_flags_are_numbers_and_seconds() -> None:
             "there is no `--standalone`",
             "fix: `ddplaunch run gpu --nnodes 1 -- t.py --cpu` nothing",
         ),
+        (
+            "run --nproc_per_node 3 --master_port=7 t.py",
+            "there is no",
+            "fix: `ddplaunch run 3 --master_port=7 -- t.py`",
+        ),
+        ("run 2 -batch_size=8 t.py", "there is no `-batch-size`", "fix: `ddplaunch run 2 --batch-size 8 -- t.py`"),
         ("run --nproc 3 --rdzv-endpoint a:1 -- t.py", "there is no `--nproc`", "NPROC, the processes of each node"),
         ("run 2 --batchsize 8 t.py", "`--batchsize`", "fix: `ddplaunch run 2 --batch-size 8 -- t.py`"),
         ("torchrun --nproc_per_node=3 t.py", "there is no `torchrun`", "fix: `ddplaunch run 3 -- t.py`"),

@@ -19,6 +19,10 @@ from tests.cli.cli_calls import Call
         (["train.py"], ["--", "train.py"]),
         (["2", "my train.py", "--x"], ["2", "--", "my train.py", "--x"]),
         (["2", "--lr=8", "--no-stacks", "t.py", "a b"], ["2", "--lr=8", "--no-stacks", "--", "t.py", "a b"]),
+        (
+            ["2", "--batch_size", "8", "--max_restarts=1", "t.py"],
+            ["2", "--batch_size", "8", "--max_restarts=1", "--", "t.py"],
+        ),
         (["2", "-m", "train", "--x"], ["2", "--", "-m", "train", "--x"]),
         (["2", "./tool", "x"], ["2", "--", "./tool", "x"]),
         (["2", "sh", "-c", "true"], ["2", "--", "sh", "-c", "true"]),
