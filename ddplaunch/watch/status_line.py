@@ -44,7 +44,7 @@ class StatusLine:
     def _look(self) -> None:
         """Read in the background, where a slow disk holds up nothing, and show the line, again and again."""
         attempt, line, draws, doing = self._run.latest(), b"", False, "no output yet"
-        columns = os.get_terminal_size(1).columns
+        columns = os.get_terminal_size(1).columns or 80  # 0 where nobody said how wide it is
         if attempt is not None:
             folder, rank = f"{self._run.settings.node_directory}/attempt-{attempt.number}", min(attempt.ranks)
             printed = [read_end(f"{folder}/rank-{rank}.{stream}", _READ_BYTES) for stream in ("out", "err")]

@@ -154,6 +154,7 @@ def test_after_the_end_it_is_erased(shown: Callable[..., Launch], monkeypatch: p
         ("bb", 80, "no output yet"),
         ("ab", 31, "waiting for"),
         ("bb", 19, ""),
+        ("ab", 0, "waiting for ranks 1, 3"),
     ],
 )
 def test_until_the_first_output_it_says_what_a_launch_waits_for(
