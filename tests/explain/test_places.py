@@ -127,11 +127,18 @@ def test_a_hang_is_of_the_rank_that_is_elsewhere() -> None:
     assert late.calls[0].place == "train.py:49 in load" and late.rank is None
     odd = hang_diagnosis([at(0, BARRIER, TOP), *(at(rank, REDUCE, TOP) for rank in (1, 2))], STILL)
     assert (odd.code, odd.rank) == ("collective-mismatch", 0)
+    graph, device = f"{TORCH}/autograd/graph.py", f"{TORCH}/cuda/__init__.py"
+    there = [Frame(graph, 8, "_engine_run_backward"), Frame(device, 8, "synchronize")]
+    step, gpu = (hang_diagnosis([at(0, BARRIER, TOP), at(1, frame, TOP)], STILL) for frame in there)
+    assert step.code == "collective-mismatch" and "more batches than the other" in step.why and "Join" in step.fixes[0]
+    assert gpu.code == "collective-timeout", "a GPU may wait for the barrier of the others"
+    two = hang_diagnosis([at(0, there[0], TOP), at(1, there[0], replace(TOP, line=12))], STILL)
+    assert two.code == "collective-mismatch" and "Join" not in two.fixes[0], "each has called backward"
     apart = [
         at(rank, Frame(REDUCE.file, 3, name), TOP)
         for rank, name in enumerate(("all_reduce", "barrier", "gather", "scatter"))
     ]
-    assert "gather" in hang_diagnosis(apart, STILL).what and "scatter" not in hang_diagnosis(apart, STILL).what
+    assert "barrier at train.py:9 and elsewhere" in hang_diagnosis(apart, STILL).what
     assert " and elsewhere" in hang_diagnosis(apart[:3], replace(STILL, left={7: "exit status 0"})).what
     assert " and elsewhere" not in hang_diagnosis(apart[:2], replace(STILL, left={7: "exit status 0"})).what
 

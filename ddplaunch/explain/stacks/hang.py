@@ -86,10 +86,11 @@ def _all_wait(waiting: Sequence[RankGroup], measured: NoProgress) -> Diagnosis:
     if measured.left:
         how = "; ".join(dict.fromkeys(measured.left[rank] for rank in sorted(measured.left)))
         return _story("hang-after-an-end", measured, sorted(measured.left), how=how, **known)
-    if len(waiting) > 1 and all(group.place.kind in ("collective", "meeting") for group in waiting):
-        parts = ", ".join(f"{ranks_text(group.ranks)} in {group.place.text}" for group in waiting[:3])
+    kinds = {group.place.kind for group in waiting}
+    if len(waiting) > 1 and "gpu" not in kinds:
         odd_ranks = waiting[0].ranks if len(waiting[-1].ranks) > 1 else ()
-        return _story("hang-in-different-calls", measured, odd_ranks, parts=parts, **known)
+        name = "in-backward-and-elsewhere" if {"backward"} < kinds else "in-different-calls"
+        return _story(f"hang-{name}", measured, odd_ranks, **known)
     if "init_process_group" in known["where"]:
         return _story("hang-in-meeting", measured, (), **known)
     return _story("hang-of-other-hosts" if measured.elsewhere else "hang-in-one-call", measured, (), **known)
@@ -111,7 +112,7 @@ def _some_are_elsewhere(
     else:
         computing = [bool(set(group.ranks) & busy.keys()) for group in late_groups]
         is_odd = computing.count(True) == 1 if any(computing) else len(first.ranks) < len(late_groups[-1].ranks)
-        ranks = list(first.ranks) if is_odd and len(late_groups) > 1 else ranks
+        ranks = list(first.ranks) if is_odd else ranks
         asleep = all("nanosleep" in stack.kernel for group in late_groups for stack in group.stacks)
         known = {"line": first.place.code_line} | ({"asleep": ""} if asleep else {})
         story = _story("hang-of-all", measured, ranks, places="; ".join(places), **known)
