@@ -134,6 +134,10 @@ def test_a_hang_is_of_the_rank_that_is_elsewhere() -> None:
     assert gpu.code == "collective-timeout", "a GPU may wait for the barrier of the others"
     two = hang_diagnosis([at(0, there[0], TOP), at(1, there[0], replace(TOP, line=12))], STILL)
     assert two.code == "collective-mismatch" and "Join" not in two.fixes[0], "each has called backward"
+    both, done = [at(0, REDUCE, TOP), at(1, BARRIER, TOP)], replace(STILL, left={1: "exit status 0"})
+    for stacks, measured in ((both, STILL), (both[:1], done)):
+        stories = [hang_diagnosis(stacks, replace(measured, steps=steps)) for steps in (0, 3)]
+        assert ["Join" in " ".join(story.fixes) for story in stories] == [False, True], "no batches before a step"
     apart = [
         at(rank, Frame(REDUCE.file, 3, name), TOP)
         for rank, name in enumerate(("all_reduce", "barrier", "gather", "scatter"))

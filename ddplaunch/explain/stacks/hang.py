@@ -82,7 +82,7 @@ def _story(name: str, measured: NoProgress, ranks: Sequence[int], **known: str) 
 
 def _all_wait(waiting: Sequence[RankGroup], measured: NoProgress) -> Diagnosis:
     """Return the diagnosis for ranks that wait for each other, or for ranks that have ended."""
-    known = _waits(waiting)
+    known = _waits(waiting, measured.steps)
     if measured.left:
         how = "; ".join(dict.fromkeys(measured.left[rank] for rank in sorted(measured.left)))
         return _story("hang-after-an-end", measured, sorted(measured.left), how=how, **known)
@@ -107,7 +107,7 @@ def _some_are_elsewhere(
     reason, fix = _reasons(late_groups[: 2 if waiting else 1], busy)
     places = [f"{ranks_text(group.ranks)} {_is(group.ranks)} {at_text(group)}" for group in late_groups[:3]]
     if waiting:
-        story = _story("hang-late", measured, ranks, places=" and ".join(places), **_waits(waiting))
+        story = _story("hang-late", measured, ranks, places=" and ".join(places), **_waits(waiting, measured.steps))
         story = replace(story, why="; ".join(filter(None, (reason, story.why))), fixes=(fix,) if fix else story.fixes)
     else:
         computing = [bool(set(group.ranks) & busy.keys()) for group in late_groups]
@@ -218,13 +218,13 @@ def _is(ranks: Sequence[int], one: str = "is", several: str = "are") -> str:
     return several if len(ranks) > 1 else one
 
 
-def _waits(waiting: Sequence[RankGroup]) -> dict[str, str]:
-    """Return where ranks wait; and the group that makes texts mention batches, which need a process group."""
+def _waits(waiting: Sequence[RankGroup], steps: int) -> dict[str, str]:
+    """Return where ranks wait; and the group that makes texts mention batches, from the first step on."""
     parts = [
         f"{ranks_text(group.ranks)} {_is(group.ranks, 'waits', 'wait')} in {group.place.text}" for group in waiting[:2]
     ]
     known = {"where": " and ".join(parts) + (" and elsewhere" if len(waiting) > 2 else "")}
-    return known if any(group.place.kind == "meeting" for group in waiting) else {**known, "batches": ""}
+    return {**known, "batches": ""} if steps or any(group.place.kind == "backward" for group in waiting) else known
 
 
 def _reasons(late_groups: Sequence[RankGroup], busy: Mapping[int, float]) -> tuple[str, str]:
