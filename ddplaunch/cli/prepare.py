@@ -18,10 +18,12 @@ from ddplaunch.cli.configuration import variables
 from ddplaunch.machine.facts import Facts, NvmlFacts, ProbeRequest
 from ddplaunch.machine.gather import gather
 from ddplaunch.machine.software import probe_plugin
+from ddplaunch.planning.flag import COUNT
 from ddplaunch.planning.gpus import Exported, Selection, exported, select
 from ddplaunch.planning.inside.complete import complete, notes, within_allocation
 from ddplaunch.planning.launch import Launch, Needs, Target
 from ddplaunch.planning.options import Options
+from ddplaunch.planning.ranks.topology import meeting_place
 from ddplaunch.planning.resolve import Situation, resolve
 from ddplaunch.planning.script_numbers.as_said import understood_as_said
 from ddplaunch.records.directory import new_run_id, run_directory, runs_directory
@@ -191,21 +193,21 @@ def run_id_of(options: Options) -> str:
 def probe_request(options: Options, environ: Mapping[str, str], *, import_torch: bool = False) -> ProbeRequest:
     """Return what to probe for these options; an explicit port counts only on node 0, which will bind it."""
     port = value_of(options.master_port, _port(environ))
-    rank = value_of(options.node_rank, 0)
-    addr = value_of(options.master_addr, environ.get("MASTER_ADDR"))
     return ProbeRequest(
         data_paths=tuple(item.value for item in options.data),
         output_paths=tuple(item.value for item in options.output),
-        master_addr=None if options.nnodes is None else addr,
-        master_port=port if rank == 0 and port and 0 < port < 65536 else None,
+        master_addr=None
+        if options.nnodes is None
+        else value_of(meeting_place(options.master_addr, environ).get("master_addr"), None),
+        master_port=port if not value_of(options.node_rank, 0) and 0 < port < 65536 else None,
         import_torch=import_torch,
         packages=import_torch,  # for bug reports
     )
 
 
-def _port(environ: Mapping[str, str]) -> int | None:
+def _port(environ: Mapping[str, str]) -> int:
     text = environ.get("MASTER_PORT", "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else None
+    return int(text) if COUNT.match(text) else 0
 
 
 def choose_gpus(options: Options, facts: Facts, within: Exported, locks: GpuLocks | None) -> Selection | None:

@@ -28,6 +28,8 @@ Ranks: TypeAlias = tuple[int, ...] | Literal["all"]
 _NPROC = re.compile(r"(?:([0-9]{1,19})x)?([0-9]{1,19}|auto|gpu)\Z")
 _NODES = re.compile(r"([0-9]{1,19})(?::([0-9]{1,19}))?\Z")
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([KkMmGgTt])(?:i?[Bb])?\Z")
+#: An address of IPv6 needs brackets before a port.
+_ADDRESS = re.compile(r"(?s)^(?:\w+://)?\[?((?<=\[)[^\]]+|[^:/]+(?=(?::[0-9]+)?/?\Z)|.+)\]?(?::([0-9]{1,5}))?/?\Z")
 COUNT = re.compile(r"[0-9]{1,19}\Z")  # no count has more digits; int() takes other scripts' digits too
 #: A name of an environment variable.
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -211,10 +213,14 @@ def read_name(flag: Flag, typed: Resolved[str]) -> str:
     return typed.value
 
 
-def read_address(flag: Flag, typed: Resolved[str]) -> str:
-    """Return an address without URL brackets: of the programs that read it, only torchrun accepts them."""
-    address = read_name(flag, typed)
-    return address[1:-1] if address.startswith("[") and address.endswith("]") else address
+def host_and_port(address: Resolved[str]) -> dict[str, Resolved[Any]]:
+    """Return ``master_addr``, and ``master_port`` where ``HOST:PORT``, ``[IPV6]:PORT`` or a URL has one.
+
+    What torchrun gets is looked up as a name, in which brackets, a scheme and a port have no place.
+    """
+    ((host, port),) = _ADDRESS.findall(address.value)
+    place = {"master_addr": host, "master_port": int(port or 0)}
+    return {name: Resolved(value, address.source) for name, value in place.items() if value}
 
 
 def read_duration(flag: Flag, typed: Resolved[str]) -> float:

@@ -20,8 +20,8 @@ from ddplaunch.planning.flag import (
     Processes,
     Ranks,
     Reader,
+    host_and_port,
     of_the_script,
-    read_address,
     read_assignment,
     read_count,
     read_device,
@@ -168,7 +168,7 @@ class Options:
     )
     node_rank: Resolved[int] | None = _integer(NETWORK, "This node's rank, from 0.", read_count, "0", "K")
     master_addr: Resolved[str] | None = _flag(
-        NETWORK, "Address of the node with rank 0.", "ADDR", read_address, "10.0.0.5"
+        NETWORK, "Address of the node with rank 0.", "ADDR", read_name, "10.0.0.5"
     )
     master_port: Resolved[int] | None = _integer(
         NETWORK, "Port of the rendezvous [a free one on one node].", None, "29500", "PORT"
@@ -271,6 +271,8 @@ def parse_options(said: Said) -> Options:
         item = said.get(flag.name)
         if item is not None:
             values[name] = tuple(map(flag.parsed, item)) if flag.kind == "many" else flag.parsed(item)
+    if "master_addr" in values:
+        values = host_and_port(values.pop("master_addr")) | values
     _separate_nodes(values, said)
     if "on_hang" in said and "hang_timeout" not in said:
         raise usage(

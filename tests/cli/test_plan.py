@@ -209,7 +209,7 @@ def test_repeatable_options_are_joined_and_the_flag_comes_last() -> None:
     ("flags", "environ", "asked"),
     [
         ({}, {"MASTER_ADDR": "a", "MASTER_PORT": "29500"}, (None, 29500)),
-        ({"nnodes": "2"}, {"MASTER_ADDR": "a", "MASTER_PORT": "soon"}, ("a", None)),
+        ({"nnodes": "2"}, {"MASTER_ADDR": "tcp://a:5", "MASTER_PORT": "soon"}, ("a", None)),
         ({"nnodes": "2", "node_rank": 0, "master_addr": "b"}, {"MASTER_ADDR": "a"}, ("b", None)),
         ({"nnodes": "2", "node_rank": 1, "master_port": 7}, {}, (None, None)),  # node 0 binds it
         *(({"master_port": port}, {}, (None, kept)) for port, kept in ((0, None), (65535, 65535), (65536, None))),

@@ -133,6 +133,18 @@ def test_any_torchrun_option_is_passed_on() -> None:
 
 
 def test_ipv6_addresses_have_brackets_beside_a_port_only() -> None:
-    for text, address in (("[fd00::1]", "fd00::1"), ("fd00::1", "fd00::1"), ("gpu-a", "gpu-a")):
-        assert said(master_addr=text).master_addr == Resolved(address, FLAG)
+    for text, address, port in (
+        ("[fd00::1]", "fd00::1", None),
+        ("fd00::1", "fd00::1", None),
+        ("gpu-a", "gpu-a", None),
+        ("gpu-a:29501", "gpu-a", 29501),
+        ("[fd00::1]:29501", "fd00::1", 29501),
+        ("tcp://10.0.0.1:29501/", "10.0.0.1", 29501),
+        ("tcp://gpu-a", "gpu-a", None),
+    ):
+        options = said(master_addr=text)
+        assert (value_of(options.master_addr, ""), value_of(options.master_port, None)) == (address, port)
+        of_shell = topology(said(nnodes="2", node_rank=1), {"MASTER_ADDR": text, "MASTER_PORT": "7"})
+        assert (value_of(of_shell.master_addr, ""), value_of(of_shell.master_port, 0)) == (address, port or 7)
+    assert said(master_addr="gpu-a:29501", master_port=5).master_port == Resolved(5, FLAG)
     assert [endpoint(each, 29500) for each in ("fd00::1", "gpu-a")] == ["[fd00::1]:29500", "gpu-a:29500"]

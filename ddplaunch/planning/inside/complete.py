@@ -101,7 +101,7 @@ def notes(environ: Mapping[str, str], now_s: float) -> tuple[str, ...]:
         return ()
     from ddplaunch.planning.inside.place_in_job import first_number
 
-    end_s = first_number(environ, "SLURM_JOB_END_TIME") if place.by == "Slurm" else None
+    end_s = first_number(environ, "SLURM_JOB_END_TIME")
     return (place.note if end_s is None else f"{place.note}, {duration_text(int(end_s - now_s))} left",)
 
 

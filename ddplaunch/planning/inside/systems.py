@@ -45,7 +45,7 @@ def find_system(environ: Mapping[str, str]) -> PlaceInJob | None:
         "nnodes": read_nodes(None, Resolved(nodes, Source(by))) if nodes else None,
         "nproc": first_number(environ, *row.get("nproc", ())) or None,
         "node_rank": rank,
-        "master_addr": text("master_addr") or host.strip("[]") or next(iter(hosts), None),
+        "master_addr": text("master_addr") or host or next(iter(hosts), None),
         "master_port": first_number({**environ, "": port}, *row.get("master_port", ()), ""),
     }
     note = f"{row['by']}: node {'?' if rank is None else rank} of {nodes}" if nodes else ""

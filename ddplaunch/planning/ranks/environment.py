@@ -101,10 +101,9 @@ def shown_gpus(gpus: tuple[str, ...] | None, typed: Resolved[str] | None, *, amd
 
 def nccl(level: Resolved[str] | None, network: NetworkFacts | Unavailable) -> list[Variable]:
     """Return the variables for how much NCCL prints, and for InfiniBand, which is off if no port is up."""
+    debug = Variable("NCCL_DEBUG", "WARN", DEFAULT, "NCCL prints its errors, and nothing else")
     if level:
         debug = Variable("NCCL_DEBUG", level.value, level.source, "asked for")
-    else:
-        debug = Variable("NCCL_DEBUG", "WARN", DEFAULT, "NCCL prints its errors, and nothing else")
     if isinstance(network, Unavailable) or any(port.state == "ACTIVE" for port in network.infiniband):
         return [debug]
     reason = "no InfiniBand port is up" if network.infiniband else "this machine has no InfiniBand device"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from ddplaunch.planning.flag import COUNT, NodeRange
+from ddplaunch.planning.flag import COUNT, NodeRange, host_and_port
 from ddplaunch.planning.launch import Topology
 from ddplaunch.values.finding import usage
 from ddplaunch.values.resolved import DEFAULT, Resolved, Source, value_of
@@ -27,7 +28,8 @@ def resolve_topology(
     """
     fewest, most = value_of(nodes, NodeRange(1, 1))
     nnodes = Resolved(most, nodes.source if nodes else DEFAULT)
-    port = master_port or _integer(environ, "MASTER_PORT")
+    place = meeting_place(master_addr, environ)
+    port = master_port or place.get("master_port") or _integer(environ, "MASTER_PORT")
     if port is not None and not 0 <= port.value <= _PORT_MAX:
         raise usage(
             f"port {port.value} does not exist",
@@ -43,12 +45,18 @@ def resolve_topology(
                 fix=f"add `--nnodes {max(node_rank.value + 1, 2)}`, or leave `--node-rank` out",
             )
         return Topology(nnodes, processes, 1, master_port=port if port and port.value else None)
-    addr = master_addr or _text(environ, "MASTER_ADDR")
+    addr = place.get("master_addr")
     node_rank = node_rank or _integer(environ, "NODE_RANK")
     _require_several_node_options(nnodes, addr, node_rank)
     if port is None or port.value == 0:
         port = Resolved(29500, Source("default", "torchrun's own; every node must agree on one"))
     return Topology(nnodes, processes, fewest, node_rank, addr, port)
+
+
+def meeting_place(typed: Resolved[str] | None, environ: Mapping[str, str]) -> dict[str, Resolved[Any]]:
+    """Return ``master_addr`` and ``master_port`` as ``typed``, or else MASTER_ADDR of the environment, says them."""
+    address = typed or _text(environ, "MASTER_ADDR")
+    return host_and_port(address) if address else {}
 
 
 def endpoint(address: str, port: int) -> str:
