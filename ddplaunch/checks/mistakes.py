@@ -76,18 +76,20 @@ def _is_found(name: str, search: Sequence[str]) -> bool:
         return True
 
 
-def module_not_found(launch: Launch) -> Findings:
+def module_not_found(launch: Launch, environment: dict[str, str]) -> Findings:
     """The script imports a module that the ranks' interpreter lacks.
 
     Only imports count that the script makes under no condition. Remedy: install it into this environment, or start
     ddplaunch in the environment that has it.
     """
+    active = environment.get("VIRTUAL_ENV", sys.prefix)
+    but = "" if active == sys.prefix else f", and the active environment is {active}"
     for name, at in launch.needs.lacks[:1]:
         more = len({other for other, _ in launch.needs.lacks}) - 1
         yield error(
             "module-not-found",
             f"{at.file} imports `{name}`{f' and {more} more' if more else ''}, which this interpreter lacks",
-            why=f"every rank would end in ModuleNotFoundError: they run {sys.executable}",
+            why=f"every rank would end in ModuleNotFoundError: they run {sys.executable}{but}",
             fix=f"`{sys.executable} -m pip install {name}`, if that is its package; or start ddplaunch where it is",
             where=str(at),
         )

@@ -111,6 +111,7 @@ ONE = replace(healthy_launch(1), options=Options(nproc=Resolved(1, FLAG)))
 NAMED = healthy_launch(topology=topology(8, master_port=Resolved(23456, FLAG)))
 CASES = (
     fires("module-not-found", "train.py imports `peft` and 1 more, which … pip install peft` … py:7", launch=LACKING),
+    fires("module-not-found", "the active environment is /v", launch=LACKING, environment={"VIRTUAL_ENV": "/v"}),
     silent("module-not-found"),
     fires("cuda-without-gpus", "train.py:7", launch=on_cpu("flag")),
     fires("cuda-without-gpus", "train.py:7", launch=on_cpu("detected"), torch=CPU_BUILD),

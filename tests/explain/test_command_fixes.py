@@ -105,10 +105,10 @@ def test_a_failed_rendezvous_is_told_by_what_the_launch_had_warned_of(code: str,
 
 def test_an_example_of_a_command_is_the_users_own() -> None:
     refused = "t.py: error: unrecognized arguments: --lrr"
-    assert "`ddplaunch run 2 --device cpu -- t.py …`" in first_fix(
-        "x/ddplaunch run 2 --device cpu -- t.py --lrr", refused
-    )
-    assert "`ddplaunch run 4 -- t.py …`" in diagnosed(f"{refused}\n").fixes[0]
+    for typed in ("t.py", "uv run t.py"):  # a wrapper stays what it is
+        own = first_fix(f"x/ddplaunch run 2 --device cpu -- {typed} --lrr", refused)
+        assert "`ddplaunch run 2 --device cpu -- …`" in own and "what `t.py` takes" in own
+    assert "`ddplaunch run 4 -- …`" in diagnosed(f"{refused}\n").fixes[0]
     assert "run 4" in first_fix("ddplaunch run 2 --env DDPLAUNCH_TRIAL=fit-x/b -- t.py --lrr", refused)
 
 
