@@ -252,6 +252,7 @@ def _words_of_exit(cause: RootCause, ended: BareExit) -> Signature:
         f"exit: {ended.code} by {signal_name(-status) if status < 0 else 'a status'}"
         f"{', a reason' * ended.gives_reason}{', shm known' * (cause.case.facts.shm_free_bytes is not None)}"
         f"{', lost another' * (echo is not None)}{' in NCCL' * bool(echo and OF_CUDA.search(echo.line.text))}"
+        f"{', worker-lost' * bool(echo and echo.signature.code == 'worker-lost')}"
         f", {cause.code}, {'seen' if ended.exit.seen else 'unseen'}"
     )
     return next(words for words, _ in words_for("", known))

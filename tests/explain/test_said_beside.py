@@ -117,6 +117,8 @@ def test_a_call_to_cuda_that_failed_in_nccl_is_neither_a_lost_rank_nor_a_quiet_e
         "torch.distributed.DistBackendError: NCCL error in: x.cpp:9, remote process exited or there was a network error"
     )
     assert "because it lost another rank" in recorded((raised(None, remote), ended(1, 1)), ("", told(0))).what
+    worker = recorded(("object type name: EOFError\nlost sys.stderr\n", ended(1, 1)), ("", told(0)))
+    assert "after a process that it had started was gone" in worker.what and "num_workers=0" in worker.fixes[0]
     own = raised(None, summary).replace("step()", 'raise RuntimeError(f"NCCL error: {error}")')
     assert "--nccl-debug INFO" in recorded((own, ended(1, 1)), (lost(0), told(0))).fixes[0]
 
