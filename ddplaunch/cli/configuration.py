@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -76,8 +77,11 @@ def variables(options: Options) -> tuple[tuple[str, str, Source], ...]:
 def file_text(name: str, flag: str, fix: str) -> str:
     """Return the text of the file that ``flag`` names. Raises UsageError where it cannot be read."""
     try:
-        with open(name, "rb") as file:  # it may be a pipe, `--hostfile <(…)`, that never ends
-            return file.read(_LARGEST).decode("utf-8", "surrogateescape")
+        with open(name, "rb") as file:  # it may be a pipe: `--hostfile <(…)`
+            data = file.read(_LARGEST + 1)
+        if len(data) > _LARGEST:
+            raise OSError(errno.EFBIG, f"it has more than {_LARGEST >> 20} MiB")
+        return data.decode("utf-8", "surrogateescape")
     except OSError as exception:
         raise usage(
             f"`{name}` cannot be read: {exception.strerror}",
