@@ -13,7 +13,7 @@ from pathlib import Path
 from ddplaunch.checks.known_variables import GENERAL_PREFIXES, PREFIXES
 
 #: What an outer launcher, a user or an image may have left; the launches of the tests decide it anew.
-_LEFT = ("PET_", "DDPLAUNCH_", "SLURM_", *PREFIXES, *GENERAL_PREFIXES)
+_LEFT = ("PET_", "DDPLAUNCH_", "SLURM_", "PYTEST_", *PREFIXES, *GENERAL_PREFIXES)
 _NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
 #: Options of a launch of which no warning is expected, also where there is one CPU.
 ANYWHERE = ("--device", "cpu", "--ignore", "cpus-short")

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tests.hosts.launching import clean_environment
+
 OwnName = Literal["address", "loopback", "missing"]
 INTERFACE = "fabric7"  # unlike anything that gloo or NCCL would pick by themselves
 DECOY = "docker0"  # up, with the same address on every node: what a wrong guess takes
@@ -126,6 +128,7 @@ def _namespaces(name: str, hosts: Path) -> Iterator[int]:
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env=clean_environment(),  # the name of the running test may have the words by which processes are found
     )
     assert process.stdin is not None and process.stdout is not None
     try:
