@@ -130,7 +130,7 @@ class CapturedLogs(api.LogsSpecs):
         signals.before_ranks(ending.by_signal)
         notice_start(self._all_started)
         judge_failures(self._is_final)
-        wait_for_ranks(settings.grace_s, session.closing)
+        wait_for_ranks(settings.grace_s, lambda: session.closing(signals.first))
         spare_children_of_ranks()
 
     def _captured(self, session: Session, envs: dict[int, dict[str, str]]) -> Any:

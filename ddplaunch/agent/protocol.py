@@ -13,7 +13,8 @@ Plug-in to guard:
   for each entry of each rank's ``streams``, in order: the reading end of a pipe or the master of a terminal.
   ``without`` says why ranks write to the console and have no descriptors.
 - ``{"op": "started", "pids": {"RANK": PID}}`` when all ranks run.
-- ``{"op": "closing", "pids": [PID…]}`` before torchrun ends these ranks: one has failed, or a node failed or joined.
+- ``{"op": "closing", "pids": [PID…], "signal": N|null}`` before torchrun ends these ranks, if any run: ``signal`` told
+  it to, or a rank has failed, or a node failed or joined.
 - ``{"op": "failed", "failures": [RankFailure…]}`` before torchrun would start ranks again.
 - ``{"op": "elsewhere", "outcome": {…}}`` when another node has told, in torchrun's store, how it failed.
 - ``{"op": "end", "state": …, "signal": N, "failures": [RankFailure…], "error": TEXT}``, last.

@@ -84,7 +84,7 @@ def first_to_fail(in_order: Sequence[SeenEnd], unordered: Iterable[SeenEnd]) -> 
     order = [*in_order, *sorted(unordered, key=lambda end: (end.ended_s or math.inf, end.rank))]
     unseen = None
     for one in sorted(order, key=lambda end: not end.seen_alive and end.signal == SIGTERM):
-        if one.told_to_end and _obeyed(one):
+        if one.told_to_end and obeyed(one):
             continue
         if one.exit_code is None and one.signal is None and one.ended_s is not None:
             unseen = unseen or one
@@ -99,13 +99,12 @@ def who_ended(one: SeenEnd, first: SeenEnd | None) -> EndedBy | None:
         return None
     first_s = math.inf if first is None else first.ended_s or math.inf
     later = one.told_to_end or ((first is None or one.rank != first.rank) and one.ended_s >= first_s)
-    return "launcher" if later and _obeyed(one) else "itself"
+    return "launcher" if later and obeyed(one) else "itself"
 
 
-def _obeyed(one: SeenEnd) -> bool:
-    if one.told_to_end and one.exit_code == 0:
-        return True  # it saved its state first
-    return one.signal in _ORDERS or (one.exit_code or 0) - 128 in _ORDERS
+def obeyed(one: SeenEnd) -> bool:
+    """Return whether a rank ended as a signal to end asks for."""
+    return (one.told_to_end and one.exit_code == 0) or one.signal in _ORDERS or (one.exit_code or 0) - 128 in _ORDERS
 
 
 # 2. The end of one node's run

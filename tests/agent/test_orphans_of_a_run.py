@@ -191,7 +191,7 @@ def test_whom_torchrun_ends_has_not_failed_whatever_its_status(tmp_path: Path) -
         for rank in range(3):
             (guarded.directory / f"node-0/attempt-0/rank-{rank}.through").write_text("group")
         guarded.guard.send_signal(signal.SIGSTOP)  # it hears of all late
-        send(guarded.channel, {"op": "closing", "pids": [guarded.ranks[rank].pid for rank in (0, 1)]})
+        send(guarded.channel, {"op": "closing", "pids": [guarded.ranks[rank].pid for rank in (0, 1)], "signal": None})
         for rank in (0, 1):
             guarded.ranks[rank].terminate()
         guarded.guard.send_signal(signal.SIGCONT)
@@ -204,6 +204,28 @@ def test_whom_torchrun_ends_has_not_failed_whatever_its_status(tmp_path: Path) -
         (None, "itself", "group"),
     ]
     assert attempt.first == 2
+
+
+@pytest.mark.parametrize(
+    ("fails", "asked", "state", "status"),
+    [
+        ("sys.exit(3)", None, "failed", 3),
+        ("sys.exit(3)", 15, "terminated", 143),
+        ("os.kill(os.getpid(), 15)", None, "terminated", 143),
+    ],
+)
+def test_a_signal_while_torchrun_ends_the_other_ranks_does_not_hide_which_failed(
+    fails: str, asked: int | None, state: str, status: int, tmp_path: Path
+) -> None:
+    """As from a rank that passes SIGTERM on to torchrun; a scheduler sends it to ranks and torchrun at once."""
+    with Guarded(tmp_path, 2, 2) as guarded:
+        guarded.attempt([waits_for(tmp_path / "never"), f"import os, sys\n{fails}"])
+        send(guarded.channel, {"op": "closing", "pids": [guarded.ranks[0].pid], "signal": asked})
+        guarded.signalled(signal.SIGTERM)
+        guarded.ranks[0].terminate()
+        guarded.wait()
+        told, ended = guarded.end("signal", signal=15)
+    assert (ended.run_state(), told) == (state, status)
 
 
 def test_a_guard_that_hears_of_all_late_takes_torchruns_word_and_spares_the_ranks(tmp_path: Path) -> None:

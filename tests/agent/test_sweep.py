@@ -231,7 +231,7 @@ def test_ranks_that_run_and_ranks_that_torchrun_ends() -> None:
         attempt.owners[other.pid] = owner(other.pid, 1)  # its number was given again
         assert [one.pid for one in attempt.running()] == [runs.pid]
         for pids in ([runs.pid], [other.pid]):
-            attempt.close(pids)
+            attempt.close(pids, None)
         assert [rank.closed for rank in attempt.ranks.values()] == [True, False, True]
         for one in (runs, other):
             one.kill()

@@ -131,6 +131,16 @@ FAULTS = (
         environment={"PG_TIMEOUT": "15"},
     ),
     Fault(
+        "passes_sigterm_on",
+        "def pass_on(number, frame):\n    os.kill(os.getppid(), number)\n    os._exit(0)\n"
+        "signal.signal(signal.SIGTERM, pass_on)\nr, w = init()\nreduce()\n"
+        "if r == 1: raise ValueError('bad sample 1234')\ntime.sleep(60)\n",
+        ("script-exception",),
+        1,
+        1,
+        says="ValueError: bad sample 1234",
+    ),
+    Fault(
         "worker_left",
         DATASET + "def item(i): os._exit(3)\nr, w = init()\nreduce()\nif r == 1:\n"
         "    for b in DataLoader(Images(), batch_size=8, num_workers=1):\n        pass\nreduce()\n",

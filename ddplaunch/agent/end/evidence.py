@@ -18,7 +18,7 @@ from ddplaunch.explain.diagnosis import Diagnosis, Explanation, LogSource, RunFa
 from ddplaunch.machine.cgroups import OOM_KILLS_BEFORE, oom_kills
 from ddplaunch.machine.hardware import probe_shm
 from ddplaunch.planning.settings import Settings
-from ddplaunch.records.directory import StopNote, read_stop
+from ddplaunch.records.directory import read_stop
 from ddplaunch.records.explain_sources import facts_of_run, log_sources
 from ddplaunch.records.find import read_run
 from ddplaunch.records.first_failure import first_failed, steady_s
@@ -94,7 +94,11 @@ def _facts(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | N
     """Return the facts of the run that are not in the log files."""
     run = read_run(Path(settings.directory), settings.node) if settings.directory else {}
     shm = probe_shm()
-    stop = _stop_note(settings, ended)
+    stop = (
+        None
+        if ended is None or ended.signal != signal.SIGTERM or not settings.directory
+        else read_stop(Path(settings.directory), ended.started_s)
+    )
     now, before = oom_kills(), os.environ.get(OOM_KILLS_BEFORE, "")
     return replace(
         facts_of_run(run),
@@ -121,13 +125,6 @@ def full_disks(folders: Sequence[str]) -> tuple[tuple[str, str], ...]:
             if free_bytes < _FULL_BYTES:
                 folder_by_room.setdefault(f"{size_text(free_bytes)} of {size_text(size_bytes)} are free", folder)
     return tuple((folder, room) for room, folder in folder_by_room.items())
-
-
-def _stop_note(settings: Settings, ended: EndedRun | None) -> StopNote | None:
-    """Return the record's note of who ended the run by SIGTERM; None if it ended otherwise."""
-    if ended is None or ended.signal != signal.SIGTERM or not settings.directory:
-        return None
-    return read_stop(Path(settings.directory), ended.started_s)
 
 
 def announced(settings: Settings, ended: EndedRun, outcome: RunOutcome) -> Diagnosis | None:

@@ -17,7 +17,7 @@ from ddplaunch.agent.protocol import Rank, RankFailure
 from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.process_table import read_stat
 from ddplaunch.machine.processes.stop_processes import status_of_reaped
-from ddplaunch.records.first_failure import SeenEnd, first_to_fail, steady_s, who_ended
+from ddplaunch.records.first_failure import SeenEnd, first_to_fail, obeyed, steady_s, who_ended
 from ddplaunch.values.words import signal_name
 
 if TYPE_CHECKING:
@@ -70,12 +70,11 @@ class Attempt:
         self.first: SeenEnd | None = None  # the rank that failed first
         self.order: list[RankLife] = []  # in which they ended
         self.ordered_to_end = False
-        self.announced = False
+        self.unasked = False  # whether torchrun ended it before a signal told it to: a rank had failed
         self.stacks: tuple[RankStack, ...] = ()  # where ranks were when a collective timed out
 
     def started(self, pids: dict[str, int], launcher: ProcessStat | None) -> list[int]:
         """Note the pids of the ranks that ``launcher`` started; return a pidfd for each that can still be watched."""
-        self.announced = True
         now_s = steady_s()
         handles = []
         for name, pid in pids.items():
@@ -113,10 +112,14 @@ class Attempt:
             one.status = reaped
         os.close(handle)
 
-    def close(self, pids: Sequence[int]) -> None:
-        """Note that torchrun ends the ranks with these ``pids``, whatever status they end with."""
+    def close(self, pids: Sequence[int], signal: int | None) -> None:
+        """Note that torchrun ends the ranks with these ``pids``, whatever status they end with.
+
+        ``signal`` told it to, unless it is None.
+        """
+        self.unasked |= not signal
         for one in self.ranks.values():
-            one.closed = one.closed or one.pid in pids
+            one.closed |= one.pid in pids
 
     def complete(self, failures: Sequence[RankFailure], *, succeeded: bool) -> None:
         """Fill in statuses that only torchrun saw, and decide which rank failed first."""
@@ -133,6 +136,8 @@ class Attempt:
         others = [one for one in self.ranks.values() if one not in self.order]
         ordered, unordered = ([one.end() for one in ranks if not one.closed] for ranks in (self.order, others))
         self.first = first_to_fail(ordered, unordered)
+        # schedulers signal ranks and torchrun at once: a rank that obeyed had not failed before
+        self.unasked &= self.first is not None and not obeyed(self.first)
 
     def ended(self, settings: Settings, host: str, unwritten: Mapping[str, bytes]) -> EndedAttempt:
         """Return the attempt as it is known now.

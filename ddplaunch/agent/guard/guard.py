@@ -131,6 +131,8 @@ class GuardedRun:
         from ddplaunch.agent.end.ended import EndedRun
 
         state = self._end.get("state", "error")
+        if state == "signal" and self._attempts and self._attempts[-1].unasked:
+            state = "failed"  # while ranks saved their state: what they send to torchrun, or an impatient user
         return EndedRun(
             host=self._host,
             started_s=self._started_s,
@@ -193,7 +195,7 @@ class GuardedRun:
             case "started":
                 self._note_pids(message)
             case "closing":
-                self._attempts[-1].close(message["pids"])
+                self._attempts[-1].close(message["pids"], message["signal"])
             case "failed":
                 self._attempt_over(message["failures"])
             case "end":
@@ -277,7 +279,7 @@ class GuardedRun:
         self._end = {"state": "signal" if self._signals.first else "error", "signal": self._signals.first}
         if self._attempts:
             attempt = self._attempts[-1]
-            if not attempt.announced:
+            if not attempt.owners:
                 for one in unannounced(own_processes(), os.environ.get(LAUNCH, ""), self._launcher):
                     attempt.owners[one.pid] = Owner(one.pid, one)
             self._sweep(attempt)

@@ -194,7 +194,7 @@ class HangWatch:
 
     def _measure(self) -> None:
         attempt = self._run.latest()
-        if attempt is not None and not attempt.announced:
+        if attempt is not None and not attempt.owners:
             attempt = None
         if attempt is not self._attempt:
             self._attempt, self._began_s, self._told_s = attempt, time.monotonic(), None

@@ -191,10 +191,15 @@ class Session:
         self.pids = tuple(pids.values())
         self._say({"op": "started", "pids": {str(rank): pid for rank, pid in pids.items()}})
 
-    def closing(self) -> None:
-        """Tell the guard which ranks torchrun is about to end: those that still run."""
-        if running := [pid for pid in self.pids if (seen := read_stat(pid)) and seen.alive]:
-            self._say({"op": "closing", "pids": running})
+    def closing(self, told: int | None) -> None:
+        """Tell the guard which ranks torchrun is about to end, those that still run; ``told`` is a signal to do so."""
+        self._say(
+            {
+                "op": "closing",
+                "pids": [pid for pid in self.pids if (seen := read_stat(pid)) and seen.alive],
+                "signal": told,
+            }
+        )
 
     def is_final(self, failures: Sequence[RankFailure]) -> bool:
         """Tell how ranks of the attempt failed; return whether a restart cannot help, False if that is not known."""

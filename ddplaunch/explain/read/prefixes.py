@@ -53,7 +53,8 @@ class Prefixes:
         self._host = re.compile(rf"^\[?({'|'.join(map(re.escape, hosts))})(?:: ?|\] ?|\s*\|(?: |$))") if hosts else None
         bare = [_STAMP.sub("", self._without_host(line, NOBODY)[0], count=1) for line in timeless]
         numbered = sum(bool(_TASK.match(line)) for line in bare)
-        self._indent = _common_indent(filled)  # of a log that was pasted as a block
+        indents = [line[: len(line) - len(line.lstrip(" \t"))] for line in filled]
+        self._indent = len(commonprefix(indents))  # noqa: RUF071 - by character; of a log that was pasted as a block
         task_lines = sum(bool(_TASK_TELLS.match(line)) for line in bare)
         ranks = Counter(match[1] for line in bare if line[:1] == "[" and (match := _TASK.match(line)))
         few = "0" in ranks and len(ranks) * _OFTEN <= ranks.total()  # other counters have other numbers
@@ -124,11 +125,6 @@ def _named(match: re.Match[str], who: Speaker) -> Speaker:
     pid = int(parts["pid"]) if "pid" in parts else who.pid
     local = int(parts["local"]) if "local" in parts else who.local
     return Speaker(int(rank) if rank else who.rank, host, pid, local, who.quoted)
-
-
-def _common_indent(lines: Sequence[str]) -> int:
-    indents = [line[: len(line) - len(line.lstrip(" \t"))] for line in lines]
-    return len(commonprefix(indents))  # noqa: RUF071 - character by character
 
 
 def _shape(front: str) -> str:
