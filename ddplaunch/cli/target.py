@@ -59,16 +59,26 @@ def parse_target(words: Sequence[str]) -> Target:
         return looked_through((program, *args), _exists)
     if _exists(name):
         runs = "bash" if name.endswith(".sh") else "python"
-        fix = f"`chmod +x {shlex.quote(name)}`, or name what runs it: `-- {runs} {shlex.quote(name)}`"
-        raise _not_runnable(name, "is not executable", fix)
+        raise _not_runnable(
+            name,
+            "is not executable",
+            f"`chmod +x {shlex.quote(name)}`, or name what runs it: `-- {runs} {shlex.quote(name)}`",
+        )
     raise _missing(path)
 
 
 def _module(words: Sequence[str]) -> Target:
-    if len(words) < 2 or not words[1].replace(".", "_").isidentifier():
-        name = words[1] if len(words) > 1 else ""
-        raise usage(f"`-m {name}` names no module", why="a module is `package.name`", fix="`-- -m package.train`")
-    return Target("module", words[1], tuple(words[2:]))
+    name = "".join(words[1:2])
+    whole = name.lstrip(".")
+    if not name.replace(".", "0").isidentifier():  # a dot in front is refused: such names are for import statements
+        raise usage(
+            f"`-m {name}` names no module",
+            why="a module is `package.name`",
+            fix=f"`-- -m {whole}`; in a package, `-- -m package.{whole}` from the folder that holds it"
+            if whole.isidentifier()
+            else "`-- -m package.train`",
+        )
+    return Target("module", name, tuple(words[2:]))
 
 
 def required(script: Sequence[str] | None) -> Sequence[str]:

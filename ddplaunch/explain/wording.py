@@ -189,16 +189,13 @@ def _exception(cause: RootCause, raised: Raised) -> Words:
     what = f"{said.rstrip('.')} at {raised.frame}" if raised.frame else said  # a period would end the sentence
     who = _who(cause, "the script")
     where = "look at the traceback above this line: the script's own frames are not in it"
-    if raised.frame:
-        below = "in what it calls" if cause.calls and cause.calls[-1].folded else "there"
-        where = f"look at `{line_of(raised.frame)}`: the exception is raised {below}"
-    elif cause.candidate and cause.candidate.bare:
+    if cause.candidate and cause.candidate.bare:
         where = "look in the whole output of that rank for the traceback, which is not in this log"
+    unplaced = () if raised.frame else (where,)  # else the first line names the place, and the story shows it
     for known, groups in words_for(name, raised.message):
         words = words_of(known, {"who": who, **groups})
-        place = () if known.name == "message-worker-left" else (where,)  # it is raised wherever the rank happens to be
-        return words._replace(what=what, fixes=(*words.fixes, *place))
-    return Words(what, _uncaught(cause, raised, who), (where,))
+        return words._replace(what=what, fixes=(*words.fixes, *unplaced))
+    return Words(what, _uncaught(cause, raised, who), unplaced)
 
 
 def _uncaught(cause: RootCause, raised: Raised, who: str) -> str:
@@ -235,8 +232,8 @@ def _bare_exit(cause: RootCause, ended: BareExit) -> Words:
     groups["who_ended"] = f"{groups['who']} ended with {groups['how']}: "
     if seen:
         groups["look"] = read
-    shown = _words_of_exit(cause, ended)
-    words = words_of(shown, groups)
+    shown, named_groups = _words_of_exit(cause, ended, text)
+    words = words_of(shown, groups | named_groups)
     if shown.name not in ("left-with-reason", "left-in-silence"):
         return words
     if status == 255:
@@ -245,17 +242,20 @@ def _bare_exit(cause: RootCause, ended: BareExit) -> Words:
     return words._replace(why=say("status-of-a-shell", **groups).why) if of_shell else words
 
 
-def _words_of_exit(cause: RootCause, ended: BareExit) -> Signature:
-    """Return the texts for an exit that no line explains: the first whose pattern matches what is known of it."""
+def _words_of_exit(cause: RootCause, ended: BareExit, text: str) -> tuple[Signature, dict[str, str]]:
+    """Return the texts for an exit that no line explains: the first whose pattern matches what is known of it.
+
+    The last words (``text``) are in a line of their own.
+    """
     echo, status = cause.own_echo, ended.exit.code
     known = (
         f"exit: {ended.code} by {signal_name(-status) if status < 0 else 'a status'}"
         f"{', a reason' * ended.gives_reason}{', shm known' * (cause.case.facts.shm_free_bytes is not None)}"
         f"{', lost another' * (echo is not None)}{' in NCCL' * bool(echo and OF_CUDA.search(echo.line.text))}"
         f"{', worker-lost' * bool(echo and echo.signature.code == 'worker-lost')}"
-        f", {cause.code}, {'seen' if ended.exit.seen else 'unseen'}"
+        f", {cause.code}, {'seen' if ended.exit.seen else 'unseen'}\n{text}"
     )
-    return next(words for words, _ in words_for("", known))
+    return next(words_for("", known))
 
 
 def _outside(cause: RootCause, line: Line) -> Words:
@@ -409,6 +409,8 @@ def _still_to_do(fixes: Sequence[str], facts: RunFacts, dumped: bool) -> Iterato
         if "PYTHONFAULTHANDLER" in fix and (dumped or followed):
             yield CORE_DUMP
         elif not followed and ("--no-forward" not in fix or _at(facts.plan, "passed")):
+            if "lr" not in str(_at(facts.plan, "receives")):
+                fix = fix.replace(" (`--lr` or `--base-lr`)", "")
             fix = fix.replace(_EXAMPLE, shlex.join(own_words) or _EXAMPLE)
             yield _PY_SPY.sub("`ddplaunch stacks`", fix) if facts.argv else fix
 

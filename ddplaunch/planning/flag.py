@@ -30,6 +30,7 @@ _NODES = re.compile(r"([0-9]{1,19})(?::([0-9]{1,19}))?\Z")
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([KkMmGgTt])(?:i?[Bb])?\Z")
 #: An address of IPv6 needs brackets before a port.
 _ADDRESS = re.compile(r"(?s)^(?:\w+://)?\[?((?<=\[)[^\]]+|[^:/]+(?=(?::[0-9]+)?/?\Z)|.+)\]?(?::([0-9]{1,5}))?/?\Z")
+_COMMAS = re.compile(r"number [0-9]+,[0-9]+|integer [1-9][0-9]{0,2}(,[0-9]{3})+")  # 0,1 and 50,000
 COUNT = re.compile(r"[0-9]{1,19}\Z")  # no count has more digits; int() takes other scripts' digits too
 #: A name of an environment variable.
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -134,12 +135,12 @@ def _number(flag: Flag, text: str) -> int | float:
         if flag.kind == "integer" and text.isascii():
             return int(plain)
     _, expected, example = TYPES[flag.kind]
-    takes = "a whole number" if flag.kind == "integer" else "a finite decimal number"
-    meaning = flag.text[:1].lower() + flag.text[1:].partition(" [")[0].rstrip(".")
+    meant = text.replace(",", "." if flag.kind == "number" else "")
+    example = meant if _COMMAS.fullmatch(f"{flag.kind} {text}") else flag.example or example
     raise usage(
         f"`{flag.flag} {shlex.quote(text)}` is not {expected}",
-        why=f"it takes {takes} ({meaning})",
-        fix=f"`{flag.flag} {flag.example or example}`",
+        why=flag.text,
+        fix=f"`{flag.flag} {example}`",
         where=f"flag: {flag.flag}",
     )
 
@@ -244,9 +245,9 @@ def read_nproc(flag: Flag, typed: Resolved[str]) -> NprocWord:
         if nodes != 0 and processes != 0:
             return NprocWord(nodes, processes)
     raise usage(
-        f"`{typed.value}` is not a number of processes",
+        f"`{shlex.quote(typed.value)}` is not a number of processes",
         why="NPROC is processes per node: a positive integer, `auto` (every visible GPU) or `NxM` (N nodes of M)",
-        fix=f"a number in the place of `{typed.value}`; `--gpus 0,1` names GPUs",
+        fix="`2` in its place; `--gpus 0,1` names GPUs",
         where=str(typed.source),
     )
 

@@ -187,11 +187,10 @@ class Options:
     )
     grace_s: Resolved[float] | None = _flag(
         ENVIRONMENT,
-        "Seconds that ranks get to save when they are told to end [30].",
-        "SECONDS",
-        read_count,
-        "60",
-        kind="number",
+        "Time that ranks get to save when they are told to end [30s].",
+        "TIME",
+        example="60",
+        kind="duration",
         name="grace",
     )
     timeout_s: Resolved[float] | None = _duration(

@@ -180,7 +180,7 @@ def decide_start(
     elif not isinstance(script, Unavailable) and script.early:
         reason = script.early
     else:
-        return StartDecision(True, preload, ("start warm",))
+        return StartDecision(True, preload, ("start warm: torch is imported once",))
     return StartDecision(False, (), (f"cold start: {reason}",))
 
 

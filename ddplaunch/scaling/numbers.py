@@ -116,7 +116,7 @@ def refuse_impossible(request: NumbersRequest) -> None:
         count = getattr(request, name)
         if count is not None and not least <= count.value <= _LARGEST_COUNT:
             flag = where("NPROC", count) if name == "world_size" else _flag(name)
-            allowed = f"a whole number from {least} to {_LARGEST_COUNT}"
+            allowed = f"a whole number from {least} to 2^63 - 1"
             findings.append(_out_of_range(flag, count, str(count.value), allowed))
     rates = [(_flag(name), getattr(request, name)) for name in ("lr", "base_lr", "lr_max_factor")]
     for flag, rate in rates:

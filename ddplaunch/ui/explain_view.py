@@ -56,11 +56,12 @@ def as_finding(diagnosis: Diagnosis, record: str | None, fixes: int = 2) -> Find
     """Return a diagnosis as a finding with its best ``fixes``; evidence files are in the run's directory ``record``."""
     places = []
     if diagnosis.rank is not None:
-        places.append(f"rank {diagnosis.rank}" + (f" on {diagnosis.host}" if diagnosis.host else ""))
+        on = f" on {diagnosis.host}" if diagnosis.host else ""
+        places.append(f"rank {diagnosis.rank}{on}")
     elif diagnosis.host and diagnosis.host not in diagnosis.what:
         places.append(diagnosis.host)
     places += [_place(line, record) for line in diagnosis.evidence[:1] if line.line]
-    fix = "\nor: ".join(diagnosis.fixes[:fixes]) or "`ddplaunch explain` shows all that is known"
+    fix = "\nor: ".join(diagnosis.fixes[:fixes])
     return Finding(diagnosis.code, Severity.ERROR, diagnosis.what, diagnosis.why, fix, tuple(places))
 
 

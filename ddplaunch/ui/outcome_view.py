@@ -175,5 +175,5 @@ def _as_told(error: re.Match[str]) -> Diagnosis:
     what, *parts = (" ".join(part.split()) for part in _LABEL.split(error[2]))
     values = dict(zip(parts[::2], parts[1::2], strict=True))
     rank = re.match(r"rank (\d+)", values.get("-->", ""))
-    fixes = tuple(values.get("fix:", "").split(" or: "))
+    fixes = tuple(values["fix:"].split(" or: ")) if "fix:" in values else ()
     return Diagnosis(error[1], "observed", what, values.get("why:", ""), fixes, int(rank[1]) if rank else None)

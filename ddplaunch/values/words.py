@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 _AGES = ((2 * 86400, 86400, "d"), (2 * 3600, 3600, "h"), (2 * 60, 60, "min"))
 _DURATIONS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
-_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SPANS = 8  # of ranks that are listed; the rest is counted
 
 #: A length of time as flags and profiles spell it.
-LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|)")
+LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*(s(?:ec(?:ond)?s?)?|m(?:in(?:ute)?s?)?|h(?:(?:ou)?rs?)?|d(?:ays?)?|)")
 
 
 def signal_name(number: int) -> str:
@@ -81,7 +81,7 @@ def duration_s(flag: str, text: str, where: str | None = None) -> float:
             fix=f"`{flag} 30` or `{flag} 10m`",
             where=where or f"flag: {flag}",
         )
-    return float(match[1]) * _SECONDS[match[2]]
+    return float(match[1]) * _SECONDS[match[2][:1]]
 
 
 def size_text(size_bytes: int | None) -> str:

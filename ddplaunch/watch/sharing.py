@@ -32,7 +32,7 @@ def apart(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
         "no-process-group",
         f"{world} ranks train, and none has joined a process group: these are {world} separate trainings",
         why="without `torch.distributed.init_process_group` gradients are never averaged: each rank trains a model of "
-        "its own, with its own batch and as often as if it ran alone",
+        "its own, on its own batches, for as many steps as one process would",
         fix="`torch.distributed.init_process_group()` and `DistributedDataParallel(model)` in the script, or its own "
         "switch for both; `ddplaunch run 1` for one training",
     )

@@ -130,7 +130,7 @@ def test_failed_run_is_recorded_and_told(settings: Settings) -> None:
     lines = told(settings, ended(two_ranks()), 1).splitlines()
     assert lines[0] == "ddplaunch: failed (exit status 1) after 10 s, record in runs/r"
     assert lines[1].startswith("error[script-exception]: ") and "bad batch" in lines[1]
-    assert "runs/r/node-0/attempt-0/rank-1.out:7" in lines[2] and lines[-1].startswith("  fix: ")
+    assert "runs/r/node-0/attempt-0/rank-1.out:7" in lines[2] and lines[-1].startswith("  why: ")
     path = Path(settings.directory) / "outcome.json"
     assert oct(path.stat().st_mode & 0o777) == "0o600"
     outcome = recorded(settings)

@@ -120,3 +120,11 @@ def test_more_gpus_are_blamed_for_a_loss_only_where_they_multiplied_its_rate(
     found = diagnosed(lost_all, RunFacts(state="failed", plan={"numbers": {"lr_factor": {"value": factor}}}))
     assert found.code == "not-a-number" and any("lower the learning rate" in fix for fix in found.fixes)
     assert any("`--lr-scaling sqrt`" in fix for fix in found.fixes) == blamed
+
+
+@pytest.mark.parametrize("plan", [None, {}, {"receives": ["batch_size"]}, {"receives": ["batch_size", "lr"]}])
+def test_a_lower_rate_is_an_option_of_ours_only_where_the_script_receives_it(plan: dict[str, object] | None) -> None:
+    lost_all = raised(1, "RuntimeError: Function 'SqrtBackward0' returned nan values in its 0th output.")
+    (fix,) = (fix for fix in diagnosed(lost_all, RunFacts(state="failed", plan=plan)).fixes if "lower the" in fix)
+    takes_rate = "lr" in str(plan)
+    assert fix == f"lower the learning rate{' (`--lr` or `--base-lr`)' * takes_rate}, or lengthen the warmup"

@@ -46,7 +46,7 @@ def test_any_uncaught_exception_of_the_rank_that_failed_first_is_the_diagnosis(e
     found = recorded((raised(0, error), ended(0, 1)), (lost(1), ended(1, 1, 5.2)), ("", told(2)))
     assert (found.code, found.rank) == ("script-exception", 0)
     assert error.partition(": ")[2][:40] in found.what and "train.py:31" in found.what
-    assert any(fix in each for each in found.fixes)
+    assert any(fix in text for text in (found.what, *found.fixes))
 
 
 @pytest.mark.parametrize("noticed", [RESET, "FileNotFoundError: [Errno 2] No such file or directory", "_queue.Empty"])

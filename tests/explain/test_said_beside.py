@@ -84,6 +84,21 @@ def test_messages_have_their_meaning_and_a_fix() -> None:
         "RuntimeError: Expected all tensors to be on the same device, but found two devices, cuda:1 and cpu!": (
             *("one tensor is on cuda:1, the other on cpu", "set_device"),
         ),
+        **{
+            f"ValueError: {message}": ("set before the launch", "`--env WANDB_API_KEY=VALUE`")
+            for message in (
+                *(
+                    "please set WANDB_API_KEY",
+                    "Set the environment variable `WANDB_API_KEY`!",
+                    "WANDB_API_KEY isn't set",
+                ),
+                *(
+                    "no login: export $WANDB_API_KEY",
+                    "WANDB_API_KEY must be set",
+                    "environment variable WANDB_API_KEY: 3",
+                ),
+            )
+        },
     }
     for text, (why, fix) in cases.items():
         found = recorded((raised(None, text), ended(1, 1)), (lost(0), told(0)))
@@ -92,6 +107,12 @@ def test_messages_have_their_meaning_and_a_fix() -> None:
     for text in (
         *("ValueError: Parent directory of x is y", "EOFError: Ran dry", "KeyError: 'label'", "KeyError: 'A'"),
         *("AttributeError: 'Net' object has no attribute 'encode'", "OSError: [Errno 22] Is a directory: 'x'"),
+        *("ValueError: training set IMAGE_NET has no labels", "ValueError: BATCH_SIZE exceeds MAX_BATCH"),
+        *(
+            "ValueError: set LOG_LEVEL=2 to see more",
+            "ValueError: CACHE_DIR is set to /nowhere",
+            "ValueError: NODE_RANK must be set",
+        ),
     ):
         assert "uncaught exception" in recorded((raised(None, text), ended(1, 1)), (lost(0), told(0))).why
 

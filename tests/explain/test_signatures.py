@@ -71,7 +71,9 @@ def with_mark(log: str) -> str:
     """Return a log with the code of its diagnosis before the line that decided."""
     text = log.splitlines(keepends=True)
     found = diagnosed(log)
-    assert found.what and found.why and found.fixes and "\n" not in found.what and "{" not in found.what
+    assert (
+        found.what and found.why and (found.fixes or found.calls) and "\n" not in found.what and "{" not in found.what
+    )
     at = found.evidence[0].line - 1
     return "".join([*text[:at], marked(text[at], found.code), *text[at + 1 :]])
 

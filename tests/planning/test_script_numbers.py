@@ -138,8 +138,8 @@ def test_what_was_filled_in_says_where_it_is_declared_and_whose_it_is() -> None:
 @pytest.mark.parametrize(
     ("words", "given", "script", "why", "fix"),
     [
-        ("--lr 0.1", "lr", report(LR), "train.py:31", "out after `--`, or `--lr` or `--base-lr` before it"),
-        ("--batch 8", "batch_size", report(TOTAL), "of all processes", "out after `--`, or `--batch-size` before"),
+        ("--lr 0.1", "lr", report(LR), "train.py:31", "after `--`; or remove `--lr` or `--base-lr` before"),
+        ("--batch 8", "batch_size", report(TOTAL), "of all processes", "after `--`; or remove `--batch-size` before"),
     ],
 )
 def test_two_values_for_one_option_are_refused(
@@ -149,7 +149,7 @@ def test_two_values_for_one_option_are_refused(
         forward(tuple(words.split()), plan(given), script)
     finding = caught.value.findings[0]
     assert finding.code == "option-given-twice" and why in finding.why
-    assert finding.fix.startswith(f"leave `{words}` ") and fix in finding.fix
+    assert finding.fix.startswith(f"remove `{words}` ") and fix in finding.fix
 
 
 TAKES_EPOCHS = "`--warmup-epochs` takes epochs (train.py:31)"

@@ -38,6 +38,7 @@ def test_ages_durations_sizes_and_counts() -> None:
 
 def test_durations_as_flags_spell_them() -> None:
     assert [duration_s("-", text) for text in ("30", "1.5h", "10m", "2 d")] == [30, 5400, 600, 172800]
+    assert [duration_s("-", text) for text in ("30 secs", "2hours", "5minutes", "1day")] == [30, 7200, 300, 86400]
     for where, named in ((None, "flag: --grace"), ("train.toml", "train.toml")):
         with pytest.raises(UsageError, match="not a length of time") as problem:
             duration_s("--grace", "-1", where)

@@ -44,7 +44,7 @@ def test_a_warm_launch_runs_torchrun_as_ranks_are_run() -> None:
     assert launch.argv[:4] == ("python", "-u", "-m", "torch.distributed.run")
     told = settings(launch)
     assert (told["start"], told["preload"]) == ("warm", ["torchvision", "package.module"])
-    assert launch.notes == ("start warm",)
+    assert launch.notes == ("start warm: torch is imported once",)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_warm_launch_runs_torchrun_as_ranks_are_run() -> None:
 )
 def test_what_cannot_be_warm_says_why_and_starts_cold(options: dict[str, Any], words: str) -> None:
     launch = launched(**options)
-    assert launch.notes[0].startswith(words) and "start warm" not in launch.notes
+    assert launch.notes[0].startswith(words) and "start warm: torch is imported once" not in launch.notes
     assert launch.argv[1] == "-P" and "start" not in settings(launch)
 
 

@@ -252,7 +252,7 @@ def _refuse_contradiction(option: DeclaredOption, family: str, ours: str, theirs
                 f"two values for `{option.flags[0]}`: {value} after `--`, {ours} from the plan",
                 why=f"the script declares it at {option.at}, and the plan's {family.replace('_', ' ')} belongs there"
                 + (f", {_WHOSE[option.meaning]}" if option.meaning in _WHOSE else ""),
-                fix=f"leave `{option.flags[0]} {value}` out after `--`, or {FLAGS[family]} before it",
+                fix=f"remove `{option.flags[0]} {value}` after `--`; or remove {FLAGS[family]} before `--`",
                 where=str(option.at),
                 code="option-given-twice",
             )
