@@ -80,7 +80,8 @@ class CapturedLogs(api.LogsSpecs):
                 return self._captured(session, envs)
             except Exception as exception:
                 self._do_without(exception)
-        return logs_destination(dict.fromkeys(envs, ""), dict.fromkeys(envs, ""), dict.fromkeys(envs, os.devnull))
+        console = dict.fromkeys(envs, "")
+        return logs_destination(console, console, dict.fromkeys(envs, os.devnull))
 
     def _prepared(self, settings: Settings) -> Spares | None:
         """Fork the spare processes of a warm start, if requested. In the forks, a BaseException leaves this call."""
@@ -134,8 +135,7 @@ class CapturedLogs(api.LogsSpecs):
         spare_children_of_ranks()
 
     def _captured(self, session: Session, envs: dict[int, dict[str, str]]) -> Any:
-        local_ranks = sorted(envs)
-        ranks = [(int(envs[each].get("RANK", each)), each) for each in local_ranks]
+        ranks = [(int(envs[each].get("RANK", each)), each) for each in sorted(envs)]
         self._ranks = {local_rank: rank for rank, local_rank in ranks}
         writers = session.begin(ranks)
         directory, settings = session.directory(), session.settings
@@ -145,8 +145,7 @@ class CapturedLogs(api.LogsSpecs):
             errs[local_rank] = path_of(descriptors[-1]) if descriptors else ""
             errors[local_rank] = os.devnull if directory is None else str(directory / f"rank-{rank}.error.json")
             environ = envs[local_rank]
-            alone = settings.shows_alone(rank)
-            environ.update(breakpoints(os.environ, stdin_terminal=os.isatty(0), alone=alone))
+            environ.update(breakpoints(os.environ, stdin_terminal=os.isatty(0), alone=settings.shows_alone(rank)))
             environ["TORCHELASTIC_ERROR_FILE"] = "" if directory is None else errors[local_rank]
             wanted: dict[str, object] = {STACKS: settings.stacks and 1, LIMIT: settings.memory_bytes}
             if directory is not None:

@@ -56,7 +56,6 @@ class RankFailure(TypedDict):
     """One rank's end as torchrun reports it; ``exit_code`` is negative for a signal, ``timestamp_s`` whole seconds."""
 
     rank: int
-    local_rank: int
     pid: int
     exit_code: int
     timestamp_s: int

@@ -45,8 +45,8 @@ class TorchName:
         path, _, last = self.name.rpartition(".")
         try:
             owner: Any = importlib.import_module(self.module)
-            for part in path.split(".") if path else ():
-                owner = getattr(owner, part)
+            if path:
+                owner = getattr(owner, path)
         except (ImportError, AttributeError):
             return None
         return owner if last in vars(owner) else None

@@ -62,7 +62,7 @@ def conclude(settings: Settings, ended: EndedRun, say: Callable[[str], None], he
     if "GUARD_TEST_FAILS" in os.environ:
         raise ZeroDivisionError
     say("concluded\n")
-    return ended.exit_status(ended.seen_first())
+    return ended.exit_status(ended.first_failed())
 
 
 def attempt_ended(settings: Settings, attempt: EndedAttempt) -> tuple[str, bool]:

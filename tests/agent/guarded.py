@@ -68,7 +68,7 @@ def waits_for(file: Path) -> str:
 
 def failure(rank: int, pid: int, code: int, at_s: int = 5) -> RankFailure:
     """Return what torchrun says of a rank that failed."""
-    return RankFailure(rank=rank, local_rank=rank, pid=pid, exit_code=code, timestamp_s=at_s)
+    return RankFailure(rank=rank, pid=pid, exit_code=code, timestamp_s=at_s)
 
 
 def at_rest(pid: int) -> bool:

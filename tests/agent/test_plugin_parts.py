@@ -104,8 +104,8 @@ def raised(**attributes: object) -> Exception:
     return error
 
 
-OF_TORCH = {3: SimpleNamespace(local_rank=0, pid=5, exitcode=-9, message="said", timestamp=7)}
-FAILURES = [{"rank": 3, "local_rank": 0, "pid": 5, "exit_code": -9, "timestamp_s": 7}]
+OF_TORCH = {3: SimpleNamespace(pid=5, exitcode=-9, message="said", timestamp=7)}
+FAILURES = [{"rank": 3, "pid": 5, "exit_code": -9, "timestamp_s": 7}]
 
 
 @pytest.mark.parametrize(

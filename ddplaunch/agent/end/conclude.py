@@ -22,7 +22,7 @@ from ddplaunch.explain.read.lines import clean, frames
 from ddplaunch.machine.files import read_end
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.directory import note_path, path_text
-from ddplaunch.records.first_failure import failed_by_itself, first_failed, first_failed_node
+from ddplaunch.records.first_failure import failed_by_itself, first_failed_node
 from ddplaunch.records.outcome import AttemptOutcome, PreviousRun, RankOutcome, RunOutcome, outcome_of, write_outcome
 from ddplaunch.ui.outcome_view import attempt_text, elsewhere_text, node_failed_text, outcome_text
 from ddplaunch.ui.terminal import Terminal
@@ -78,9 +78,7 @@ def _would_fail_alike(settings: Settings, attempt: EndedAttempt, diagnosis: Diag
     return not trained and not os.environ.get(RESTART_ALWAYS)
 
 
-def conclude(
-    settings: Settings, ended: EndedRun, say: Callable[[str], None], hear: Callable[[float], None] = time.sleep
-) -> int:
+def conclude(settings: Settings, ended: EndedRun, say: Callable[[str], None], hear: Callable[[float], None]) -> int:
     """Explain, record and ``say`` how the run ended; return the exit status.
 
     ``hear`` waits that many seconds; if another node tells meanwhile how it ended, it fills in ``ended.elsewhere``.
@@ -91,8 +89,8 @@ def conclude(
     else:
         explanation = explain_attempt(settings, last, ended)
     accused = explanation.diagnosis.rank if explanation.diagnosis else None
-    first = None if last is None else first_failed(last.ranks, accused, last.first)
-    failed = accused if ended.stopped is not None else None if first is None else first.rank
+    first = ended.first_failed(accused)
+    failed = accused if ended.stopped is not None else first.rank if first else None
     findings, measured = _measured(settings, last)
     for text in ended.told:  # what `--prove` said is not said again
         measured = measured.removeprefix(text)
@@ -134,7 +132,7 @@ def conclude(
     else:
         text = outcome_text(
             outcome,
-            None if directory is None else path_text(directory),
+            path_text(directory) if directory else None,
             Terminal.of(sys.stderr),
             signal=ended.signal,
             typed_s=_typed_s(),

@@ -12,7 +12,7 @@ from typing import Any
 from ddplaunch.agent.protocol import RankFailure
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.explain.stacks.parse import RankStack
-from ddplaunch.records.first_failure import TorchrunState, exit_status, run_state
+from ddplaunch.records.first_failure import TorchrunState, exit_status, first_failed, run_state
 from ddplaunch.records.outcome import RankOutcome, RunState
 from ddplaunch.values.frozen import dataclass
 
@@ -70,6 +70,11 @@ class EndedRun:
         stopped = None if self.stopped is None else self.stopped.code
         return run_state(self.state, launcher_died=self.launcher_died, stopped=stopped)
 
+    def first_failed(self, accused: int | None = None) -> RankOutcome | None:
+        """Return the rank of the last attempt that failed first: ``accused`` by the evidence, else the one seen."""
+        last = self.attempts[-1] if self.attempts else None
+        return first_failed(last.ranks, accused, last.first) if last else None
+
     def exit_status(self, first: RankOutcome | None) -> int:
         """Return the exit status of torchrun's process; ``first`` is the rank that failed first."""
         return exit_status(
@@ -80,8 +85,3 @@ class EndedRun:
             launcher_died=self.launcher_died,
             stopped=self.stopped is not None,
         )
-
-    def seen_first(self) -> RankOutcome | None:
-        """Return the rank of the last attempt that was seen to fail first."""
-        last = self.attempts[-1] if self.attempts else None
-        return None if last is None else next((each for each in last.ranks if each.rank == last.first), None)

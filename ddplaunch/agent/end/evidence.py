@@ -21,7 +21,7 @@ from ddplaunch.planning.settings import Settings
 from ddplaunch.records.directory import read_stop
 from ddplaunch.records.explain_sources import facts_of_run, log_sources
 from ddplaunch.records.find import read_run
-from ddplaunch.records.first_failure import first_failed, steady_s
+from ddplaunch.records.first_failure import steady_s
 from ddplaunch.records.outcome import RunOutcome, rank_end
 from ddplaunch.values.words import size_text
 
@@ -34,7 +34,7 @@ _FULL_BYTES = 1 << 20  # a disk with less free space counts as full
 def explain_attempt(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | None) -> Explanation:
     """Explain ``attempt`` (None: no rank was started); ``ended`` is the run, None while it goes on."""
     lost = ended is not None and ended.state == "error" and not ended.launcher_died and has_other_nodes()
-    if ended is not None and lost and attempt is not None and first_failed(attempt.ranks, None, attempt.first) is None:
+    if ended is not None and lost and attempt is not None and ended.first_failed() is None:
         return Explanation(_elsewhere(ended))
     try:
         from ddplaunch.explain.explain_logs import explain_texts
@@ -103,8 +103,8 @@ def _facts(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | N
     return replace(
         facts_of_run(run),
         ranks=() if attempt is None else tuple(map(rank_end, attempt.ranks)),
-        state=None if ended is None else ended.run_state(),
-        signal=None if ended is None else ended.signal,
+        state=ended.run_state() if ended else None,
+        signal=ended.signal if ended else None,
         oom_kills=now - int(before) if now is not None and before.isdecimal() else None,
         dmesg=kernel_lines(attempt.started_s) if attempt is not None else (),
         shm_free_bytes=getattr(shm, "free_bytes", None),

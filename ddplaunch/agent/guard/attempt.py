@@ -95,6 +95,10 @@ class Attempt:
             handles.append(handle)
         return handles
 
+    def pids(self) -> dict[int, int]:
+        """Return the pids of the ranks that have started, and were not seen to end."""
+        return {one.rank: one.pid for one in self.ranks.values() if one.pid is not None and one.ended_s is None}
+
     def running(self) -> list[ProcessStat]:
         """Return the ranks that run now."""
         found = ((owner, read_stat(owner.pid)) for owner in self.owners.values())

@@ -122,7 +122,7 @@ class GuardedRun:
 
             return conclude(self._settings, ended, self._console.say, self._loop.once)
         except Exception as error:
-            first = ended.seen_first()
+            first = ended.first_failed()
             how = ended.state if first is None else f"rank {first.rank} failed first"
             self._console.say(f"ddplaunch: the run has ended ({how}); explaining it failed: {error!r}\n")
             return ended.exit_status(first)
@@ -146,7 +146,7 @@ class GuardedRun:
             left_over=tuple(sorted(self._sweeps.ended)),
             unrecorded=self._streams.unrecorded(),
             stopped=self._stopped if state != "succeeded" else None,
-            told=self._numbers.told(),
+            told=self._numbers.told,
             elsewhere=self._elsewhere,
             announced=self._signals.announced,
         )
@@ -188,7 +188,7 @@ class GuardedRun:
             case "launcher":
                 self._streams.add_launcher(descriptors[0])
             case "listen":
-                self._signals.listen(descriptors[0])
+                self._signals.pipe = descriptors[0]
                 self._loop.watch(descriptors[0], self._signalled)
             case "attempt":
                 self._begin_attempt(message, descriptors)

@@ -50,7 +50,7 @@ def take(pids: Mapping[int, int]) -> tuple[RankStack, ...]:
 
 def look_around(attempt: Attempt, node_directory: str | None) -> None:
     """Record the stacks of running ranks, before the one that timed out ends and torchrun ends the others."""
-    attempt.stacks = take({one.rank: one.pid for one in attempt.ranks.values() if one.pid and one.ended_s is None})
+    attempt.stacks = take(attempt.pids())
     if attempt.stacks:
         write_stacks(attempt.stacks, node_directory)
 

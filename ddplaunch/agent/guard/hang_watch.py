@@ -188,9 +188,7 @@ class HangWatch:
         return time.monotonic() - max(self._began_s, self._streams.heard_s, self._work.moved_s)
 
     def _pids(self) -> dict[int, int]:
-        attempt = self._attempt
-        live = attempt.ranks.values() if attempt else ()
-        return {one.rank: one.pid for one in live if one.pid is not None and one.ended_s is None}
+        return self._attempt.pids() if self._attempt else {}
 
     def _measure(self) -> None:
         attempt = self._run.latest()

@@ -108,7 +108,7 @@ class LauncherSignals:
         """Unblock the signals that were blocked when the guard started; it ignores most of them."""
         self._run = run
         self._told = False
-        self._pipe = -1
+        self.pipe = -1  # where signal numbers are read; it does not block
         self.interrupts = 0
         self.first: int | None = None  # the signal that told torchrun to end
         self.resized = False
@@ -121,15 +121,11 @@ class LauncherSignals:
             signal.signal(number, lambda number, _: self._own.__setitem__(number, time.monotonic()))
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
-    def listen(self, pipe: int) -> None:
-        """Read signal numbers from ``pipe``, a non-blocking descriptor, from now on."""
-        self._pipe = pipe
-
     def read(self) -> None:
         """Note the signals since the last call. May be called outside the loop too."""
         numbers = b""
         try:
-            while more := os.read(self._pipe, 512):
+            while more := os.read(self.pipe, 512):
                 numbers += more
         except OSError:  # nothing left, or no pipe
             pass

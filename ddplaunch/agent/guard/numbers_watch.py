@@ -25,7 +25,7 @@ class NumbersWatch:
         """Wait for nothing yet. Only node 0 reports findings, because all nodes have the same numbers."""
         self._run = run
         self._findings: tuple[Finding, ...] = ()
-        self._proved = ""
+        self.told: tuple[str, ...] = ()  # what `--prove` said, and the first lines of the findings that were shown
         self._folder = ""
         self._ranks: tuple[int, ...] = ()
 
@@ -57,11 +57,7 @@ class NumbersWatch:
         if not seen.over:
             self._wait()
         elif (proved or seen.findings) and not settings.node:
-            self._proved = proved
             self._findings += seen.findings  # for `ps` and the final report
+            self.told = (proved, *(finding.what for finding in self._findings))
             write_findings(settings.node_directory or "", self._findings)
             self._run.say(proved + findings_text(seen.findings, Terminal.of(sys.stderr)) + "\n" * bool(seen.findings))
-
-    def told(self) -> tuple[str, ...]:
-        """Return the first lines of the findings that were shown, after what `--prove` said."""
-        return (self._proved, *(finding.what for finding in self._findings))

@@ -138,9 +138,8 @@ class Streams:
             limit = self._settings.log_max_bytes // len(rank["streams"])
             stream = self._add(descriptor, f"attempt-{attempt}/rank-{rank['rank']}.{name}", sink, limit)
             stream.rank = rank["rank"]
-            if shown and prefixed:
-                on_terminal = sink is not None and sink.is_terminal
-                stream.prefixed = Prefixed(f"[{self._host}:{rank['rank']}] ".encode(), on_terminal)
+            if sink and prefixed:
+                stream.prefixed = Prefixed(f"[{self._host}:{rank['rank']}] ".encode(), sink.is_terminal)
         self.resize()
 
     def add_launcher(self, descriptor: int) -> None:

@@ -47,28 +47,6 @@ class Guard:
     channel: socket.socket
 
 
-def _start_guard(environ: Mapping[str, str], stderr: int) -> Guard:
-    """Start a guard whose stderr is this process's descriptor ``stderr``. Raises OSError if it cannot start."""
-    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        os.set_inheritable(its.fileno(), True)
-        pid = os.posix_spawn(
-            sys.executable,
-            guard_argv(its.fileno()),
-            dict(environ),
-            file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, stderr, 2)],
-            setsid=True,
-            setsigmask=_BLOCKED,
-            setsigdef=_BLOCKED,
-        )
-    except BaseException:
-        mine.close()
-        raise
-    finally:
-        its.close()
-    return Guard(pid, mine)
-
-
 def guard_argv(descriptor: int) -> list[str]:
     """Return the guard's command line. The package's folder comes last in ``sys.path``, so it cannot shadow modules."""
     root = str(Path(ddplaunch.__file__).resolve().parents[1])
@@ -104,7 +82,31 @@ class Session:
         """Start the guard. Raises OSError if it cannot start."""
         require(_OF_GUARD)
         self.stderr = os.dup(2)
-        self._guard = _start_guard(self._environ, self.stderr)
+        self._guard = self._start_guard()
+
+    def _start_guard(self) -> Guard:
+        """Start a guard whose stderr is the console's. Raises OSError if it cannot start."""
+        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            os.set_inheritable(its.fileno(), True)
+            pid = os.posix_spawn(
+                sys.executable,
+                guard_argv(its.fileno()),
+                self._environ,
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, self.stderr, 2),
+                ],
+                setsid=True,
+                setsigmask=_BLOCKED,
+                setsigdef=_BLOCKED,
+            )
+        except BaseException:
+            mine.close()
+            raise
+        finally:
+            its.close()
+        return Guard(pid, mine)
 
     def part(self) -> None:
         """End the guard, if there is one: a closed socket alone would look to it like the death of torchrun."""
@@ -275,7 +277,7 @@ class Session:
             self._spare -= 1
             new = None
             try:
-                new = _start_guard(self._environ, self.stderr)
+                new = self._start_guard()
                 for op in ("launcher", "listen", "attempt", "started", "closing", "failed", "elsewhere", "end"):
                     if op in self._said:
                         send(new.channel, *self._said[op])

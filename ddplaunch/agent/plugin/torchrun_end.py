@@ -162,7 +162,6 @@ def failures_of(failures: dict[int, Any]) -> list[RankFailure]:
     return [
         RankFailure(
             rank=int(rank),
-            local_rank=int(failure.local_rank),
             pid=int(failure.pid),
             exit_code=int(failure.exitcode),
             timestamp_s=int(failure.timestamp),

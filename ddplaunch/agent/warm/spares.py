@@ -32,7 +32,7 @@ READY_S = 60.0
 _hidden: list[ModuleType] = []
 
 
-def prepare(ranks: int, preload: Sequence[str], say: Say, cpus: RankCpus | None = None) -> Spares:
+def prepare(ranks: int, preload: Sequence[str], say: Say, cpus: RankCpus | None) -> Spares:
     """Import the modules ``preload``, fork ``ranks`` spares, and make torchrun start its ranks from them.
 
     Must be called before the plug-in does anything else: ranks would share descriptors, threads, signal handlers, hooks
