@@ -161,9 +161,6 @@ class Exported:
         return f"{self.name}={self.devices} from {self.by}"
 
 
-_NOTHING = Exported()
-
-
 def exported(
     environ: Mapping[str, str],
     pairs: Sequence[tuple[str, str, Source]],
@@ -214,16 +211,13 @@ class Selection:
     notes: tuple[str, ...] = ()
 
 
-def select(
-    requested: str, nvml: NvmlFacts, within: Exported | None, locked: frozenset[str], need: int | None
-) -> Selection:
+def select(requested: str, nvml: NvmlFacts, within: Exported, locked: frozenset[str], need: int | None) -> Selection:
     """Return the GPUs for ``--gpus``: indices, UUIDs (or unique prefixes), ``free:N``, or ``free`` for ``need`` GPUs.
 
     Only GPUs that CUDA_VISIBLE_DEVICES shows (``within``) are chosen; ``_numbered`` explains how indices count.
     ``locked`` are UUIDs held by other launches. Raises UsageError ``gpus-invalid``, RefusedError ``gpu-not-found``,
     ``gpus-too-few`` or ``gpus-not-free``.
     """
-    within = within or _NOTHING
     visible_gpus = shown_gpus(nvml, within)
     text = requested.strip()
     if text == "free" or text.startswith("free:"):

@@ -25,7 +25,6 @@ from ddplaunch.planning.flag import (
     read_assignment,
     read_count,
     read_device,
-    read_duration,
     read_limit,
     read_lr_scaling,
     read_memory,
@@ -78,8 +77,8 @@ def _many(panel: str, text: str, metavar: str, read: Reader | None = None, examp
     return _flag(panel, text, metavar, read, example, kind="many", **more)
 
 
-def _duration(panel: str, name: str, text: str, read: Reader = read_duration, example: str = "") -> Any:
-    return _flag(panel, text, "TIME", read, example, name=name)
+def _duration(panel: str, name: str, text: str) -> Any:
+    return _flag(panel, text, "TIME", read_limit, "10m", name=name)
 
 
 @dataclass(frozen=True)
@@ -194,7 +193,7 @@ class Options:
         name="grace",
     )
     timeout_s: Resolved[float] | None = _duration(
-        ENVIRONMENT, "timeout", "End the run after this time: 90s, 10m, 2h; exit status 124.", read_limit, "10m"
+        ENVIRONMENT, "timeout", "End the run after this time: 90s, 10m, 2h; exit status 124."
     )
     start: Resolved[Literal["auto", "cold", "warm"]] | None = _flag(
         ENVIRONMENT,
@@ -236,8 +235,6 @@ class Options:
         SHOWING,
         "hang_timeout",
         "If no rank moves for this long, name the one that the others wait for: 10m.",
-        read_limit,
-        "10m",
     )
     on_hang: Resolved[Literal["report", "stop"]] | None = _flag(
         SHOWING, "report, or stop: end the run, exit status 124 [report].", "WHAT", read_on_hang

@@ -51,6 +51,11 @@ class Situation:
     cwd: str = ""
     shadowing: str | None = None
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """The shell's environment, with the variables of --env."""
+        return {**self.environ, **{name: value for name, value, _ in self.pairs}}
+
 
 def resolve(options: Options, target: Target | None, situation: Situation) -> Launch:
     """Return the decided launch. Raises UsageError for options that contradict each other or cannot be met."""
@@ -164,9 +169,8 @@ def decide_start(
     if start == "cold" or (start == "auto" and not proven):
         without = "`--preload` without effect: only ranks that `--start warm` forks get what was imported once"
         return StartDecision(False, (), (without,) if preload else ())
-    names = (*situation.environ, *(pair[0] for pair in situation.pairs))
-    tools = (name for name in names if name.startswith(tuple(_TOOLS.split())) and name != "PYDEVD_USE_FRAME_EVAL")
-    tool = next(tools, "")
+    found = (name for name in situation.variables if name.startswith(tuple(_TOOLS.split())))
+    tool = next((name for name in found if name != "PYDEVD_USE_FRAME_EVAL"), "")
     if target is not None and (target.before or target.kind == "executable"):
         name = next(iter(target.before), target.name)
         reason = f"`{name}` is a program of its own, and only Python files and modules can be forked"
@@ -232,8 +236,7 @@ def _seen(situation: Situation) -> tuple[VisibleGpu, ...] | Unavailable:
         return nvml
     within = exported(situation.environ, situation.pairs, nvml)
     if nvml.vendor == "nvidia":  # without `--gpus`, ranks count GPUs in the order that the user has set
-        environ = {**situation.environ, **{name: value for name, value, _ in situation.pairs}}
-        return cuda_visible(nvml, within.devices, environ.get("CUDA_DEVICE_ORDER")).entries
+        return cuda_visible(nvml, within.devices, situation.variables.get("CUDA_DEVICE_ORDER")).entries
     return shown_gpus(nvml, within).entries
 
 
@@ -250,7 +253,7 @@ def _place(
     facts, visible = situation.facts, _seen(situation)
     gpus = () if isinstance(visible, Unavailable) else tuple(entry.gpu.pci_bus_id for entry in visible)
     surroundings = Surroundings(
-        variables={**situation.environ, **{name: value for name, value, _ in situation.pairs}},
+        variables=situation.variables,
         gpus=gpus if device == "cuda" else None,
         extra=extra,
         plugin=captured,
@@ -352,7 +355,7 @@ def _variables(
             *environment.flight_recorder(
                 situation.record,
                 None if isinstance(facts.torch, Unavailable) else facts.torch.version,
-                {*situation.environ, *(name for name, _, _ in situation.pairs)},
+                situation.variables,
             ),
         ]
     return [

@@ -100,7 +100,7 @@ def lock_directory(environment: Mapping[str, str]) -> Path:
     return Path(environment.get(_DIRECTORY_VARIABLE) or _DEFAULT_DIRECTORY)
 
 
-def pick_free(requested: str, nvml: NvmlFacts, within: Exported | None, locks: GpuLocks, need: int | None) -> Selection:
+def pick_free(requested: str, nvml: NvmlFacts, within: Exported, locks: GpuLocks, need: int | None) -> Selection:
     """Resolve ``--gpus`` and lock the chosen GPUs; GPUs named one by one are used even if another launch has them.
 
     Launches that choose the same GPUs at the same moment release them and choose again, until each has its own or too

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.machine.facts import CpuFacts, Facts, InfinibandPort, Route
-from ddplaunch.planning.gpus import select
+from ddplaunch.planning.gpus import Exported, select
 from ddplaunch.planning.launch import Variable
 from ddplaunch.planning.options import Options
 from ddplaunch.planning.ranks.environment import flight_recorder
@@ -47,7 +47,7 @@ def test_a_gpu_launch_gets_what_debugging_needs() -> None:
 
 
 STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-CHOSEN = select("3,1", healthy_nvml(), None, frozenset(), None)
+CHOSEN = select("3,1", healthy_nvml(), Exported(), frozenset(), None)
 THREE_ONE = ("CUDA_VISIBLE_DEVICES", "3,1")
 AS_IT_IS = "nothing is decided"
 

@@ -25,7 +25,7 @@ __all__ = ["fake_nvml", "fake_nvml_library"]
 def picked(
     text: str,
     nvml: NvmlFacts | None = None,
-    within: Exported | None = None,
+    within: Exported = Exported(),  # noqa: B008 - frozen
     held: tuple[str, ...] = (),
     wanted: int | None = None,
 ) -> Selection:

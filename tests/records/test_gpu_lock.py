@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.machine.facts import Gpu, NvmlFacts
-from ddplaunch.planning.gpus import GIB
+from ddplaunch.planning.gpus import GIB, Exported
 from ddplaunch.records.gpu_lock import GpuLocks, lock_directory, pick_free
 from ddplaunch.values.finding import RefusedError
 from tests.agent.guarded import open_files
@@ -41,7 +41,7 @@ def facts(count: int) -> NvmlFacts:
 def launch_in_race(folder: Path, ready: Barrier, over: Barrier, answers: Queue[list[str] | str]) -> None:
     ready.wait(60)
     try:
-        chosen = pick_free("free:2", facts(8), None, GpuLocks(folder), None)
+        chosen = pick_free("free:2", facts(8), Exported(), GpuLocks(folder), None)
         answers.put([entry.gpu.uuid for entry in chosen.entries])
     except RefusedError as error:
         answers.put(error.findings[0].code)
@@ -106,22 +106,22 @@ def test_what_is_held_here_is_not_locked_by_others(tmp_path: Path, monkeypatch: 
 
 def test_a_named_gpu_is_shared_but_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = GpuLocks(tmp_path), GpuLocks(tmp_path)
-    assert pick_free("0", facts(2), None, first, None).notes == ()
-    selection = pick_free("0,1", facts(2), None, second, None)
+    assert pick_free("0", facts(2), Exported(), first, None).notes == ()
+    selection = pick_free("0,1", facts(2), Exported(), second, None)
     assert named(selection) == "0,1"
     assert selection.notes == ("GPU 0 is held by another ddplaunch launch",)
     first.release()
     second.release()
     with pytest.raises(RefusedError):
-        pick_free("free:3", facts(2), None, first, None)
+        pick_free("free:3", facts(2), Exported(), first, None)
     monkeypatch.setattr(time, "sleep", lambda _: None)
     monkeypatch.setattr(second, "try_hold", lambda _: False)
     with pytest.raises(RefusedError):  # others are quicker each time
-        pick_free("free:1", facts(2), None, second, None)
+        pick_free("free:1", facts(2), Exported(), second, None)
     assert first.held == {}, "a refusal leaves no lock"
     unnamed = replace(facts(1), gpus=(replace(facts(1).gpus[0], uuid=""),))
     for requested in ("0", "free:1"):
-        assert pick_free(requested, unnamed, None, first, None).notes == () and first.held == {}
+        assert pick_free(requested, unnamed, Exported(), first, None).notes == () and first.held == {}
 
 
 def test_every_user_may_lock(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_where_locks_cannot_be_made_the_launch_goes_on_and_nothing_planted_is_wr
     make[kind]()
     before = open_files()
     unlocked = GpuLocks(locks)
-    selection = pick_free("free:1", facts(1), None, unlocked, None)
+    selection = pick_free("free:1", facts(1), Exported(), unlocked, None)
     (note,) = selection.notes
     assert named(selection) == "0" and unlocked.held == {}
     assert note.startswith("GPUs are not locked against other launches: ") and note.endswith(f": {reason}")

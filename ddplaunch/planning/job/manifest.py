@@ -105,16 +105,11 @@ def _volumes(flags: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[
     return volumes, mounts
 
 
-def _matched(flag: str, pattern: re.Pattern[str], text: str, why: str, example: str) -> re.Match[str]:
-    match = pattern.match(text)
-    if match is None:
-        raise impossible_value(flag, text, why, example)
-    return match
-
-
 def _add_volume(text: str, volumes: list[dict[str, Any]], mounts: list[dict[str, Any]]) -> None:
-    why = "it is CLAIM:/PATH, or /HOST/PATH:/PATH, and `:ro` to make it read-only"
-    match = _matched("volume", _VOLUME, text, why, "datasets:/data:ro")
+    match = _VOLUME.match(text)
+    if match is None:
+        why = "it is CLAIM:/PATH, or /HOST/PATH:/PATH, and `:ro` to make it read-only"
+        raise impossible_value("volume", text, why, "datasets:/data:ro")
     source: dict[str, Any] = {"persistentVolumeClaim": {"claimName": match[1]}}
     if match[1].startswith("/"):
         source = {"hostPath": {"path": match[1]}}
