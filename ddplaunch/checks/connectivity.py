@@ -81,7 +81,8 @@ def port_taken(master_port: PortFact, launch: Launch | None = None) -> Findings:
     if master_port.free or _forbidden(master_port):
         return
     several = launch is not None and launch.topology.nnodes.value > 1
-    exported = _port_exported(launch)
+    port = launch.topology.master_port if launch else None
+    exported = port is not None and port.source.kind == "environment"
     leave = "`unset MASTER_PORT`" if exported else "leave `--master-port` out"
     yield error(
         "port-taken",
@@ -92,11 +93,6 @@ def port_taken(master_port: PortFact, launch: Launch | None = None) -> Findings:
         else f"{leave}, and a free port is found; or end the holder if it is yours",
         where=f"MASTER_PORT from {SHELL}" if exported else "--master-port",
     )
-
-
-def _port_exported(launch: Launch | None) -> bool:
-    port = launch.topology.master_port if launch else None
-    return port is not None and port.source.kind == "environment"
 
 
 def _holder(port: PortFact) -> str:

@@ -171,7 +171,8 @@ def disk_nearly_full(output_paths: tuple[PathFact, ...]) -> Findings:
         free, total = path.free_bytes, path.total_bytes
         if free is None or total == 0 or not path.writable or path.kind == "unreachable":
             continue
-        if not _nearly_full(free, total):
+        below_share = total is not None and free < _LOW_SHARE * total and free < _LOW_SHARE_BYTES
+        if free >= _LOW_BYTES and not below_share:
             continue
         of_total = f" of {size_text(total)}" if total else ""
         yield (error if free < _FULL_BYTES else warning)(
@@ -182,10 +183,6 @@ def disk_nearly_full(output_paths: tuple[PathFact, ...]) -> Findings:
             "`--output`",
             where="--output",
         )
-
-
-def _nearly_full(free: int, total: int | None) -> bool:
-    return free < _LOW_BYTES or (total is not None and free < _LOW_SHARE * total and free < _LOW_SHARE_BYTES)
 
 
 def record_not_writable(record_paths: tuple[PathFact, ...]) -> Findings:
