@@ -86,9 +86,9 @@ def prepare(
     facts = within_allocation(gather(probe_request(options, environ, import_torch=import_torch)), environ)
     facts = replace(facts, launch_lines=launch_lines(target))
     script = script_report(options, target, cwd)
-    plugin, run_id, aside = probe_plugin(), run_id_of(options), shadowing(options, cwd)
+    plugin, run_id = probe_plugin(), run_id_of(options)
     situation = situation_of(options, facts, script, environ, cwd, interpreter(), plugin, run_id, locks)
-    situation = replace(situation, shadowing=aside)
+    situation = replace(situation, shadowing=shadowing(options, cwd))
     base = Path(situation.record).parents[1]
 
     def decide(run_id: str) -> Launch:
@@ -192,22 +192,17 @@ def run_id_of(options: Options) -> str:
 
 def probe_request(options: Options, environ: Mapping[str, str], *, import_torch: bool = False) -> ProbeRequest:
     """Return what to probe for these options; an explicit port counts only on node 0, which will bind it."""
-    port = value_of(options.master_port, _port(environ))
+    exported_port = environ.get("MASTER_PORT", "")
+    port = value_of(options.master_port, int(exported_port) if COUNT.match(exported_port) else 0)
+    place = meeting_place(options.master_addr, environ) if options.nnodes else {}
     return ProbeRequest(
         data_paths=tuple(item.value for item in options.data),
         output_paths=tuple(item.value for item in options.output),
-        master_addr=None
-        if options.nnodes is None
-        else value_of(meeting_place(options.master_addr, environ).get("master_addr"), None),
+        master_addr=value_of(place.get("master_addr"), None),
         master_port=port if not value_of(options.node_rank, 0) and 0 < port < 65536 else None,
         import_torch=import_torch,
         packages=import_torch,  # for bug reports
     )
-
-
-def _port(environ: Mapping[str, str]) -> int:
-    text = environ.get("MASTER_PORT", "")
-    return int(text) if COUNT.match(text) else 0
 
 
 def choose_gpus(options: Options, facts: Facts, within: Exported, locks: GpuLocks | None) -> Selection | None:

@@ -19,7 +19,7 @@ from ddplaunch.cli.configuration import with_configuration
 from ddplaunch.cli.hosts.plan_hosts import AskedHosts, LaunchedHosts, asked_for, hosts_of, once
 from ddplaunch.cli.parsing.command import HOSTS, OUTPUT, Command
 from ddplaunch.cli.parsing.typed_words import TypedLaunch, words_of
-from ddplaunch.cli.prepare import check, ignored, prepare, probe_request
+from ddplaunch.cli.prepare import check, errors, ignored, prepare, probe_request
 from ddplaunch.cli.streams import StartReport, answer, answer_json, say
 from ddplaunch.cli.target import parse_target
 from ddplaunch.comm.checks import CHECKS as MEASURED
@@ -37,7 +37,7 @@ from ddplaunch.records.directory import new_run_id
 from ddplaunch.records.find import read_record
 from ddplaunch.ui.doctor_view import doctor_json, doctor_text, hosts_json, hosts_text, list_json, list_text
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.finding import ExitStatus, Finding, Severity, error
+from ddplaunch.values.finding import ExitStatus, Finding, error
 from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
 
 COMMAND = Command(
@@ -219,7 +219,7 @@ def run_comm_test(words: Sequence[str]) -> Comm:
 
 def _failure(report: StartReport, status: int) -> Finding:
     """Return why the run failed: the error that refused it, or the diagnosis in its record."""
-    refusing = [finding for finding in report.findings if finding.severity is Severity.ERROR]
+    refusing = errors(report.findings)
     if report.run_id is None and refusing:
         return refusing[0]
     outcome = None if report.directory is None else read_record(report.directory).outcome
