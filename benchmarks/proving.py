@@ -120,7 +120,7 @@ def prove(script: Path, ranks: int) -> tuple[list[Claim], str]:
         return [], log
     recorded[ALONE] = record(folder, script, ALONE, 1)
     log += (folder / f"{ALONE}-0.log").read_text()[-1500:]
-    return claims_of(recorded), log
+    return [*claims_of(recorded)], log
 
 
 def judged(case: Case, folder: Path) -> tuple[str, list[Claim], str]:

@@ -27,8 +27,8 @@ class Claim:
     """A claim about ``subject``; ``text`` says what was measured, or why it is open. Wrong ones have a ``finding``."""
 
     subject: str
-    verdict: Literal["right", "wrong", "open"]
     text: str
+    verdict: Literal["right", "wrong", "open"] = "open"
     finding: Finding | None = None
 
 
@@ -59,7 +59,7 @@ def wrong(subject: str, code: str, where: str, **values: Any) -> Claim:
     """
     severity, what, why, fix = (text.format(**values) for text in _TEXTS[code].values())
     finding = Finding(code, Severity(severity), what, why, fix, (where,) if where else ())
-    return Claim(subject, "wrong", what, finding)
+    return Claim(subject, what, "wrong", finding)
 
 
 class Fit(NamedTuple):

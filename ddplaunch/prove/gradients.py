@@ -11,16 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from statistics import median
 
-from ddplaunch.prove.claims import (
-    ROUNDED,
-    Claim,
-    Vector,
-    equal,
-    fit,
-    mean,
-    near,
-    wrong,
-)
+from ddplaunch.prove.claims import ROUNDED, Claim, Vector, equal, fit, mean, near, wrong
 from ddplaunch.prove.recording import Event, Recorded
 from ddplaunch.values.words import count, listed
 from ddplaunch.watch.sharing import UNEQUAL_AFTER_STEP
@@ -59,7 +50,7 @@ def gradient_claims(recorded: Recorded) -> Iterator[Claim]:
     """Yield claims about gradients, rates and the replicas after each step."""
     steps = recorded.steps()
     if not steps or len(steps[0]) < 2:
-        yield Claim("gradients", "open", "no step of an optimizer of torch was seen on several ranks, all on one node")
+        yield Claim("gradients", "no step of an optimizer of torch was seen on several ranks, all on one node")
         return
     for number in sorted({step[0]["optimizer"] for step in steps}):
         mine = [step for step in steps if step[0]["optimizer"] == number]
@@ -67,16 +58,12 @@ def gradient_claims(recorded: Recorded) -> Iterator[Claim]:
         yield from (rates := [*_of_settings(mine)])
         names = {tuple(one["name"] for one in event["parameters"]) for event in mine[0]}
         if len(names) > 1 or mine[0][0]["kind"] in UNEQUAL_AFTER_STEP:
-            yield Claim(
-                f"gradients{which}", "open", "the optimizer gives ranks parts of the parameters or averages later"
-            )
+            yield Claim(f"gradients{which}", "the optimizer gives ranks parts of the parameters or averages later")
             continue
         claim, replicas = _of_gradients(f"gradients{which}", mine), _of_replicas(f"replicas{which}", mine)
         differ = claim.finding and claim.finding.code == "gradients-not-averaged"
         if differ and len(mine) > 1 and replicas.verdict == "right":
-            claim = Claim(
-                f"gradients{which}", "open", "they differ between ranks, but something makes the parameters alike"
-            )
+            claim = Claim(f"gradients{which}", "they differ between ranks, but something makes the parameters alike")
         yield claim
         if claim.verdict != "wrong" and not rates:  # wrong gradients or rates make replicas differ
             yield replicas
@@ -89,8 +76,8 @@ def _of_gradients(subject: str, steps: Sequence[Step]) -> Claim:
     for claim in sorted(claims, key=lambda claim: claim.verdict == "open"):
         return claim
     if not found:
-        return Claim(subject, "open", "no gradient was seen, or ranks hold parts of the parameters")
-    return Claim(subject, "right", f"the mean over {len(steps[0])} ranks at {count(len(found), 'step')}")
+        return Claim(subject, "no gradient was seen, or ranks hold parts of the parameters")
+    return Claim(subject, f"the mean over {len(steps[0])} ranks at {count(len(found), 'step')}", "right")
 
 
 def _not_kept(subject: str, steps: Sequence[Step]) -> Iterator[Claim]:
@@ -107,15 +94,17 @@ def _not_kept(subject: str, steps: Sequence[Step]) -> Iterator[Claim]:
 def _judged(subject: str, step: Step) -> Iterator[Claim]:
     """Yield what is wrong with a step, or why it cannot be decided."""
     event, world, trained, factor = step[0], len(step), _trained(step), averaged(step)
-    last = "backward" if event["closure"] else "step"  # a closure computes what the optimizer takes
-    if unequal := [ones[0]["name"] for ones in trained if not equal([gradient(one, last) for one in ones], ROUNDED)]:
-        yield wrong(subject, "gradients-not-averaged", event["line"], names=listed(unequal))
-    elif not all(equal([gradient(one, "clip") for one in ones], ROUNDED) for ones in trained):
+
+    def unequal(stage: str) -> list[str]:
+        return [ones[0]["name"] for ones in trained if not equal([gradient(one, stage) for one in ones], ROUNDED)]
+
+    # a closure computes what the optimizer takes
+    if names := unequal("backward" if event["closure"] else "step"):
+        yield wrong(subject, "gradients-not-averaged", event["line"], names=listed(names))
+    elif unequal("clip"):
         yield wrong(subject, "clipped-before-average", event["line"])
     elif not factor:
-        yield Claim(
-            subject, "open", "the same on all ranks, but not a multiple of the mean: the script computes its own"
-        )
+        yield Claim(subject, "the same on all ranks, but not a multiple of the mean: the script computes its own")
     elif (
         event["kind"] == "SGD"  # others are hardly changed by a factor
         and near(factor, 1)
@@ -128,7 +117,7 @@ def _judged(subject: str, step: Step) -> Iterator[Claim]:
     elif abs(factor * world - 1) < ROUNDED / 10:  # clipping by hand may come near it
         yield wrong(subject, "gradients-divided-twice", event["line"], world=world)
     elif near(factor, world):
-        yield Claim(subject, "open", f"{world} times the mean: right only if the loss is divided by that number")
+        yield Claim(subject, f"{world} times the mean: right only if the loss is divided by that number")
 
 
 def _of_settings(steps: Sequence[Step]) -> Iterator[Claim]:
@@ -150,4 +139,4 @@ def _of_replicas(subject: str, steps: Sequence[Step]) -> Claim:
         # all ranks compute their values from the same gradients
         if apart := [ones[0]["name"] for ones in every if not equal([one["value"] for one in ones], 1e-6)]:
             return wrong(subject, "replicas-differ", step[0]["line"], step=made, names=listed(apart))
-    return Claim(subject, "right", f"all ranks have the same parameters before each of {count(len(steps), 'step')}")
+    return Claim(subject, f"all ranks have the same parameters before each of {count(len(steps), 'step')}", "right")

@@ -30,7 +30,7 @@ def one_process_claims(ranks: Recorded, alone: Recorded) -> Iterator[Claim]:
             yield _of_gradients(step, single, first)
             yield _of_rates(pairs)
             return
-    yield Claim(_SUBJECT, "open", "the script makes no step of the same model with the samples of all ranks")
+    yield Claim(_SUBJECT, "the script makes no step of the same model with the samples of all ranks")
 
 
 def _of_gradients(step: Step, single: Event, first: Fit) -> Claim:
@@ -53,13 +53,12 @@ def _of_gradients(step: Step, single: Event, first: Fit) -> Claim:
             return wrong(_SUBJECT, "gradient-cut", line)
     if first.residual < ROUNDED and near(factor, 1):
         return Claim(
-            _SUBJECT, "right", f"its first gradients from the same samples are the same, up to {first.residual:.0e}"
+            _SUBJECT, f"its first gradients from the same samples are the same, up to {first.residual:.0e}", "right"
         )
     if near(mine, world):
         return wrong(_SUBJECT, "gradients-summed", line, world=world)
     return Claim(
         _SUBJECT,
-        "open",
         f"its gradients are {1 / factor:.3g} times those of the ranks, but for {first.residual:.1%}: "
         "its loss may not be a mean over samples, BatchNorm takes statistics from one rank's batch, "
         "the script may draw random numbers as it trains, or samples that come from no DataLoader",
@@ -76,8 +75,8 @@ def _of_rates(pairs: Sequence[tuple[Step, Event]]) -> Claim:
     if speed == world * world:
         return wrong("rates", "schedule-too-fast", step[0]["line"], world=world)
     if speed > 1:
-        return Claim("rates", "open", "one process has another schedule: it may depend on the number of ranks or steps")
-    return Claim("rates", "right", f"they go as those of one process at {count(len(pairs), 'step')}")
+        return Claim("rates", "one process has another schedule: it may depend on the number of ranks or steps")
+    return Claim("rates", f"they go as those of one process at {count(len(pairs), 'step')}", "right")
 
 
 def _rates(events: Sequence[Event]) -> list[float]:

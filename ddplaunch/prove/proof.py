@@ -68,16 +68,18 @@ class Proof:
         """Return all claims."""
         steps = len(self._recorded[RANKS].steps())
         if self._problem and not steps and self._problem.code != "trial-ended-early":
-            claims = [Claim("the script", "wrong", self._problem.what, self._problem)]
+            claims = [Claim("the script", self._problem.what, "wrong", self._problem)]
         else:
-            claims = claims_of(self._recorded)
+            claims = [*claims_of(self._recorded)]
         return ProofAnswer(tuple(claims), self._world, steps, time.monotonic() - self._began_s)
 
 
-def claims_of(recorded: Mapping[str, Recorded]) -> list[Claim]:
-    """Return all claims of a proof; ``recorded`` maps the name of a trial to its recording."""
-    ranks = recorded[RANKS]
-    if ALONE not in recorded:
-        return [*gradient_claims(ranks)]
-    by_cpu = [Claim("CUDA", "open", "the CPU stands in for GPUs")] if ranks.of("cuda")[0] else []
-    return [*by_cpu, *gradient_claims(ranks), *sample_claims(ranks), *one_process_claims(ranks, recorded[ALONE])]
+def claims_of(recorded: Mapping[str, Recorded]) -> Iterator[Claim]:
+    """Yield all claims of a proof; ``recorded`` maps the name of a trial to its recording."""
+    ranks, alone = recorded[RANKS], recorded.get(ALONE)
+    if alone and ranks.of("cuda")[0]:
+        yield Claim("CUDA", "the CPU stands in for GPUs")
+    yield from gradient_claims(ranks)
+    if alone:
+        yield from sample_claims(ranks)
+        yield from one_process_claims(ranks, alone)

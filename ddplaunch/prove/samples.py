@@ -49,7 +49,7 @@ def _of_samples(recorded: Recorded, firsts: Sequence[Event]) -> Claim:
         whole = min(one.get("samples", 0) if "batches" in one else 0 for one in firsts)
         parts = [[*one["indices"], *(one["rest"] if whole else ())] for one in firsts]
         if is_one is None and len(set(map(tuple, parts))) == 1:
-            return Claim(_SAMPLES, "open", "ranks load the same indices, but their datasets cannot be compared")
+            return Claim(_SAMPLES, "ranks load the same indices, but their datasets cannot be compared")
         used = max(len({*part}) for part in parts) / (whole or 1)
         if is_one is False:  # samples are told apart by what they contain
             parts = [[one[n] for n in part if n in one] for one, part in zip(contents, parts, strict=True)]
@@ -64,7 +64,7 @@ def _of_samples(recorded: Recorded, firsts: Sequence[Event]) -> Claim:
     ranks_of = Counter(chain(*map(set, parts)))
     repeated, total = ranks_of.total() - len(ranks_of), len(ranks_of)
     if total < _FEW:
-        return Claim(_SAMPLES, "open", "too few different ones were seen")
+        return Claim(_SAMPLES, "too few different ones were seen")
     if repeated > _MOST * (world - 1) * total:
         samples = f"all {world} ranks train on the same {total} samples"
         return wrong(_SAMPLES, "data-not-divided", line, samples=samples)
@@ -72,7 +72,7 @@ def _of_samples(recorded: Recorded, firsts: Sequence[Event]) -> Claim:
     if repeated > spare and not is_drawn:
         samples = f"{repeated} of {total} samples go to several ranks, though hardly any twice to one"
         return wrong(_SAMPLES, "data-overlaps", line, samples=samples)
-    return Claim(_SAMPLES, "right", f"{world} ranks have {total} different ones, of which {repeated} are on several")
+    return Claim(_SAMPLES, f"{world} ranks have {total} different ones, of which {repeated} are on several", "right")
 
 
 def _of_epochs(trained: Sequence[Event]) -> Iterator[Claim]:
@@ -82,7 +82,7 @@ def _of_epochs(trained: Sequence[Event]) -> Iterator[Claim]:
     if len(passes) < 2 or not trained[0]["shuffle"] or length < _FEW:
         return
     if passes[0][:length] != passes[1][:length]:
-        yield Claim("epochs", "right", "the second one has another order than the first")
+        yield Claim("epochs", "the second one has another order than the first", "right")
     else:
         yield wrong("epochs", "sampler-epoch-not-set", trained[0]["line"])
 

@@ -215,8 +215,8 @@ def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
 
 def test_the_answer_fits_80_columns_and_says_everything() -> None:
     claims = (
-        Claim("gradients", "right", "the mean over 2 ranks at 6 steps, which took a long time to measure, up to 4e-08"),
-        Claim("one process", "open", "its gradients cannot be compared with those of the ranks"),
+        Claim("gradients", "the mean over 2 ranks at 6 steps, which took a long time to measure, up to 4e-08", "right"),
+        Claim("one process", "its gradients cannot be compared with those of the ranks"),
         wrong("files", "file-of-all-ranks", "train.py:20", files="model.pt"),
     )
     text = proof_text(ProofAnswer(claims, 2, 6, 14.2), Terminal())
