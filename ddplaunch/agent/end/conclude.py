@@ -84,7 +84,7 @@ def conclude(settings: Settings, ended: EndedRun, say: Callable[[str], None], he
     ``hear`` waits that many seconds; if another node tells meanwhile how it ended, it fills in ``ended.elsewhere``.
     """
     last = ended.attempts[-1] if ended.attempts else None
-    if ended.stopped is not None or ended.state == "succeeded":
+    if ended.stopped or ended.state == "succeeded":
         explanation = Explanation(ended.stopped)
     else:
         explanation = explain_attempt(settings, last, ended)
@@ -113,7 +113,7 @@ def conclude(settings: Settings, ended: EndedRun, say: Callable[[str], None], he
         launch=os.environ.get(LAUNCH, ""),
     )
     directory = Path(settings.directory) if settings.directory else None
-    if directory is not None and outcome.state == "failed" and not settings.node:
+    if directory and outcome.state == "failed" and not settings.node:
         outcome = replace(outcome, previous=_before(directory, outcome))
     problem = _written(directory, outcome)
     decided, cause = _decided_elsewhere(settings, ended, outcome, hear)
@@ -123,7 +123,7 @@ def conclude(settings: Settings, ended: EndedRun, say: Callable[[str], None], he
     kept = problem is None  # else the launcher of all hosts could not read it
     one_console = "SLURM_STEP_ID" in os.environ  # of all nodes
     found = outcome.diagnosis
-    left_in_time = ended.announced is not None and found is not None and found.code == "terminated"
+    left_in_time = ended.announced and found and found.code == "terminated"
     alike = cause is not None or outcome.state in ("succeeded", "terminated") or left_in_time
     if (settings.silent and kept) or (one_console and settings.node and alike):
         say("" if settings.node else measured)  # one node's are enough for one console
@@ -154,7 +154,7 @@ def _typed_s() -> float | None:
 
 def _written(directory: Path | None, outcome: RunOutcome) -> str | None:
     """Write the outcome; return the reason as a clause if that fails, else None."""
-    if directory is None:
+    if not directory:
         return "no run directory was named"
     problem = write_outcome(directory, outcome)
     return problem and f"outcome.json: {problem}"
@@ -174,10 +174,10 @@ def _decided_elsewhere(
     settings: Settings, ended: EndedRun, outcome: RunOutcome, hear: Callable[[float], None]
 ) -> tuple[RunOutcome, int | None]:
     """Return the outcome, with the cause from Slurm or from another node if there is one, and that node or None."""
-    if ended.stopped is not None:
+    if ended.stopped:
         return outcome, None
     scheduled = _by_the_scheduler(settings, ended) or announced(settings, ended, outcome)
-    if scheduled is not None:
+    if scheduled:
         return replace(outcome, diagnosis=scheduled), None
     if settings.others:
         until_s = time.monotonic() + _hears_s(ended, outcome)
@@ -203,7 +203,7 @@ def _only_survived(outcome: RunOutcome) -> bool:
 def _told_by_another(ended: EndedRun, outcome: RunOutcome) -> RunOutcome | None:
     """Return the outcome that another node sent, unless this one succeeded or one of its ranks failed earlier."""
     told = outcome_of(ended.elsewhere) if ended.elsewhere else None
-    if told is None or told.diagnosis is None or outcome.state == "succeeded":
+    if not told or not told.diagnosis or outcome.state == "succeeded":
         return None
     if told.state != "failed" and "SLURM_STEP_ID" in os.environ:
         return None  # Slurm ended all nodes
@@ -215,7 +215,7 @@ def _told_by_another(ended: EndedRun, outcome: RunOutcome) -> RunOutcome | None:
 def caused_by(outcome: RunOutcome, cause: RunOutcome) -> RunOutcome:
     """Return ``outcome`` with diagnosis and exit status of ``cause``, the other node whose failure ended this one."""
     found, attempts = cause.diagnosis, outcome.attempts
-    if found is not None:
+    if found:
         found = replace(found, host=found.host or cause.host)
     if attempts:
         attempts = (*attempts[:-1], replace(attempts[-1], failed=True, diagnosis=found))
@@ -293,15 +293,14 @@ def _attempt(
     settings: Settings, attempt: EndedAttempt, explanation: Explanation | None, ended: EndedRun
 ) -> AttemptOutcome:
     """Return the outcome of an attempt; ``explanation`` is None except for the last attempt."""
-    last = explanation is not None
-    diagnosis = explanation.diagnosis if explanation is not None else _explained.get(attempt.attempt)
+    diagnosis = explanation.diagnosis if explanation else _explained.get(attempt.attempt)
     own = any(failed_by_itself(each) for each in attempt.ranks)
     directory = Path(settings.directory)
     return AttemptOutcome(
         attempt.attempt,
         round(attempt.started_s, 3),
         round(attempt.ended_s, 3),
-        own or (last and ended.run_state() == "failed"),
+        own or (explanation is not None and ended.run_state() == "failed"),
         diagnosis,
         tuple(replace(rank, last_lines=last_lines(rank, directory, attempt.unwritten)) for rank in attempt.ranks),
     )
