@@ -78,7 +78,7 @@ HERE = "print('here', flush=True)\n"  # a busy machine takes seconds to start it
     ("suspect", "code", "words"),
     [
         (HERE + SLEEPS, "collective-timeout", ["rank 1 is at <string>:", "rank 1 sleeps"]),
-        (BROADCASTS, "collective-mismatch", ["in all_reduce", "rank 1 in broadcast"]),
+        (BROADCASTS, "collective-mismatch", ["ranks 0, 2 wait in all_reduce", "rank 1 waits in broadcast"]),
         (THREAD, "collective-timeout", ["rank 1 is in get at <string>:6", ENDED_THREAD]),
         (HERE + STOPS, "collective-timeout", ["rank 1 is stopped by a signal, and ranks 0, 2 wait", "`kill -CONT "]),
     ],
