@@ -19,7 +19,7 @@ def test_exception_is_named_and_torchruns_summary_is_not_shown(tmp_path: Path) -
     run = Run(tmp_path, "exception")
     assert run.end() == 1
     assert "ValueError: the cause" in run.err and "rank 1" in run.err
-    assert run.err.rstrip().rpartition("\n")[2].startswith("  fix: ")
+    assert run.err.rstrip().rpartition("\n")[2].startswith("  why: ")
     assert "ChildFailedError" not in run.err
     assert b"ChildFailedError" in (run.record / "node-0" / "launcher.err").read_bytes()
     outcome = run.outcome
