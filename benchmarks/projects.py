@@ -310,18 +310,16 @@ PROJECTS = {
         "imagenet/main.py -a squeezenet1_1 --dist-url env:// --dist-backend gloo --epochs 1 -b 8 -j 1 -p 1 "
         "--seed 1 images",
     ),
-    "torchvision references": Project(
-        "vision",
-        _two(_IMAGES, PARTS=["images/train", "images/val"], SIZE=64),
-        "references/classification/train.py --data-path images --model resnet18 --device cpu "
-        "--epochs 1 --batch-size 4 --workers 1",
-    ),
     "mnist": Project(
         "examples", _digits("data"), "main.py --epochs 1 --no-accel --batch-size 100 --log-interval 1", "mnist"
     ),
     "mnist_rnn": Project("examples", _digits("data"), "main.py --epochs 1 --log-interval 1", "mnist_rnn"),
     "mnist_hogwild": Project(
-        "examples", _digits("data"), "main.py --epochs 1 --log-interval 1", "mnist_hogwild", ranks=1
+        "examples",
+        _digits("data"),
+        "main.py --epochs 1 --num-processes 1 --log-interval 1",  # more train as they come
+        "mnist_hogwild",
+        ranks=1,
     ),
     "vae": Project("examples", _digits("data"), "main.py --epochs 1 --no-accel --log-interval 1", "vae", ranks=1),
     "dcgan": Project(
@@ -347,7 +345,7 @@ PROJECTS = {
     ),
     "TCN": Project(
         "TCN",
-        "",
+        _seeded("TCN/adding_problem/add_test.py"),
         "add_test.py --cuda --epochs 1 --seq_len 16 --levels 2 --nhid 5 --batch_size 2000 --log-interval 5",
         "TCN/adding_problem",
     ),
@@ -382,24 +380,23 @@ PROJECTS = {
         ranks=1,
     ),
     "ignite mnist": Project(
-        "ignite", _digits(".") + _seeded("examples/mnist/mnist.py"), "examples/mnist/mnist.py --epochs 1"
+        "ignite",
+        _digits(".") + _seeded("examples/mnist/mnist.py"),
+        "examples/mnist/mnist.py --epochs 1 --log_interval 1",
+        environ=_HERE,
     ),
     "ignite cifar10": Project(
         "ignite",
         _two(_COLORS, PLACE="data") + _seeded("examples/cifar10/main.py", unchecked=True),
         "examples/cifar10/main.py run --backend gloo --data_path data --output_path out --batch_size 16 "
         "--num_workers 2 --num_epochs 2 --num_warmup_epochs 1 --log_every_iters 1",
+        environ=_HERE,
     ),
     "lenet5": Project(
         "komputasi-paralel-ddp-lenet5",
         _two(_COLORS, PLACE="data") + _seeded("train_ddp.py", unchecked=True),
         "train_ddp.py --epochs 2 --batch-size 8 --data-root data --checkpoint out/lenet5.pt --latency-iters 2",
         environ={"LOCALAPPDATA": "{project}"},
-    ),
-    "mmengine": Project(
-        "mmengine",
-        _two(_COLORS, PLACE="data/cifar10") + _seeded("examples/distributed_training.py", unchecked=True),
-        "examples/distributed_training.py --launcher pytorch",
     ),
     "federated-learning": Project(
         "federated-learning",
@@ -453,6 +450,13 @@ PROJECTS = {
         ranks=1,
     ),
     "PyTorchZeroToAll": Project("PyTorchZeroToAll", "", "12_2_hello_rnn.py"),
+    "opacus": Project(
+        "opacus",
+        _digits("data", numbers=(200, 100)) + _seeded("examples/mnist.py"),
+        "examples/mnist.py --device cpu --epochs 1 --batch-size 20 --data-root data --save-model",
+        environ=_HERE,
+        ranks=1,
+    ),
     "SRCNN": Project(
         "SRCNN-pytorch",
         _PATCHES,
@@ -550,7 +554,7 @@ def _row(name: str, ways: Mapping[str, list[Training]]) -> str:
         number = lost(ways, "torchrun")[1]
         lacks = [f"{way} lacks {lost(ways, way)[0]}" for way in WAYS if lost(ways, way)[0]]
         equal = f"{'; '.join(lacks)} of {number}" if lacks else f"all {number}" if number else "nothing to compare"
-    return f"| {name} | " + " | ".join(cells) + f" | {equal} |"
+    return f"| {name} | {PROJECTS[name].ranks} | " + " | ".join(cells) + f" | {equal} |"
 
 
 def table(found: Mapping[str, Mapping[str, list[Training]]], about: str, earlier: str = "") -> str:
@@ -558,8 +562,8 @@ def table(found: Mapping[str, Mapping[str, list[Training]]], about: str, earlier
 
     Of ``earlier``, a table of before, the rows of projects that were not trained now stay, and so does what is below.
     """
-    ruler = "|---" * (len(WAYS) + 2) + "|"
-    head = ["# Real projects", "", about, "", "| project | " + " | ".join(WAYS) + " | equal |", ruler]
+    ruler = "|---" * (len(WAYS) + 3) + "|"
+    head = ["# Real projects", "", about, "", "| project | ranks | " + " | ".join(WAYS) + " | equal |", ruler]
     below = earlier.partition(f"{ruler}\n")[2]
     stay, empty, text = below.partition("\n\n")
     rows = {line.split(" | ")[0].removeprefix("| "): line for line in stay.splitlines()}
@@ -605,7 +609,7 @@ def main() -> None:
             json.dumps([(way, how, s, sorted(t)) for way, ends in ways.items() for how, s, t in ends]), encoding="utf-8"
         )
         print(f"{name}: {[(way, *lost(ways, way)) for way in WAYS]}", flush=True)
-    about = "`python -m benchmarks.projects`: two ranks on the CPU, or one where two would write the same files; "
+    about = "`python -m benchmarks.projects`: on the CPU, with one rank where two would write the same files; "
     about += f"{options.rounds} of each and one more by torchrun where one differed, load {os.getloadavg()[0]:.0f} at "
     about += (
         "the end. Equal: the numbers that were printed and the tensors that were saved, as far as torchrun has them."
