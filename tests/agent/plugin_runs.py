@@ -160,9 +160,11 @@ def on_terminal(
 ) -> tuple[int, bytes]:
     """Run ``words`` in ``folder`` on a terminal of its own; return the exit status and all that it showed.
 
-    ``react`` is told several times a second what was shown so far, and may write to the descriptor.
+    ``react`` is told before the start, and then several times a second, what was shown so far, and may write to the
+    descriptor.
     """
     master, slave = pty.openpty()
+    react(b"", master)  # a terminal has its size before a program starts there
     ends = {"stdin": slave, "stdout": slave, "stderr": slave}
     env = clean_environment(NO_COLOR="1")
     launch = subprocess.Popen(words, cwd=folder, env=env, start_new_session=True, **ends)  # type: ignore[call-overload]
