@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from pathlib import Path
 
@@ -26,10 +27,12 @@ from tests.hosts.launching import run_to_end
 
 RESULTS = Path(__file__).with_name("results") / "ends.md"
 DEADLINE_S = 300
-_BEGIN = """
+_IMPORT = """
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+"""
+_BEGIN = """
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 model = torch.nn.Linear(64, 64)
@@ -46,13 +49,22 @@ _LOAD = """
 loader = iter(torch.utils.data.DataLoader(list(range(64)), batch_size=2, num_workers=2, persistent_workers=True))
 next(loader)
 """
+
+
+def _program(*parts: str) -> str:
+    """Return a program of ``parts``; only its imports are read again where Python 3.14 starts DataLoader workers."""
+    return f"{_IMPORT}if __name__ == '__main__':\n{textwrap.indent(''.join(parts), '    ')}"
+
+
+_DESTROY = "dist.destroy_process_group()\n"
+_RAISE = "dist.all_reduce(torch.ones(1 << 16), async_op=True)\nraise ValueError('no')\n"
 #: By name: the program, and the exit status with which its launch is to end.
 PROGRAMS = {
-    "destroys its group": (f"{_BEGIN}{_TRAIN}dist.destroy_process_group()\n", 0),
-    "leaves its group": (f"{_BEGIN}{_TRAIN}", 0),
-    "DataLoader workers": (f"{_BEGIN}{_LOAD}{_TRAIN}dist.destroy_process_group()\n", 0),
-    "torch.compile": (f"{_BEGIN}model = torch.compile(model)\n{_TRAIN}dist.destroy_process_group()\n", 0),
-    "exception": (f"{_BEGIN}{_TRAIN}dist.all_reduce(torch.ones(1 << 16), async_op=True)\nraise ValueError('no')\n", 1),
+    "destroys its group": (_program(_BEGIN, _TRAIN, _DESTROY), 0),
+    "leaves its group": (_program(_BEGIN, _TRAIN), 0),
+    "DataLoader workers": (_program(_BEGIN, _LOAD, _TRAIN, _DESTROY), 0),
+    "torch.compile": (_program(_BEGIN, "model = torch.compile(model)\n", _TRAIN, _DESTROY), 0),
+    "exception": (_program(_BEGIN, _TRAIN, _RAISE), 1),
 }
 WAYS = {
     "torchrun": ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "{ranks}"),
