@@ -62,11 +62,21 @@ def close_all_but(kept: int) -> None:
                 os.close(number)
 
 
+def flush_c_streams() -> None:
+    """Flush stdio's buffers of C code, which every forked child would otherwise write again."""
+    ctypes.CDLL(None).fflush(None)
+
+
 def fork_on_trial() -> int:
     """Fork without Python 3.12's warning of threads, which comes before the caller can count them after the fork."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
+
+
+def native_threads() -> int:
+    """Return the number of threads of this process, including those of C libraries."""
+    return len(list(Path("/proc/self/task").iterdir()))
 
 
 def _prctl(option: int, *values: object) -> None:

@@ -6,7 +6,6 @@ because torchrun has threads by then.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import os
@@ -94,7 +93,7 @@ class Spares:
         """Fork a process for each rank; return why not if that fails. ``seed`` was torch's before preloading."""
         sys.stdout.flush()
         sys.stderr.flush()
-        ctypes.CDLL(None).fflush(None)  # stdio's buffers of C code, which every fork would otherwise write again
+        kernel.flush_c_streams()
         launcher_path = None if getattr(sys.flags, "safe_path", False) else sys.path[0]
         reason = None if ranks else "DDPLAUNCH_NPROC is not set"
         for _ in range(ranks):
@@ -117,7 +116,7 @@ class Spares:
             ours.settimeout(READY_S)
             self._waiting.append((pid, ours))
         # counted after forking: OpenBLAS ends its threads before each fork, and holds no lock of theirs across it
-        threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
+        threads = kernel.native_threads()
         if threads > 1:
             reason = f"{threads} threads of C libraries run in torchrun's process already"
         if reason is not None:
