@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
+from ddplaunch.script.configuration.config_files import ENDINGS
 from ddplaunch.script.options.calls import STORE_FALSE
 from ddplaunch.script.script_report import DeclaredOption
 
@@ -54,6 +56,20 @@ def spell(option: DeclaredOption, value: str) -> tuple[str, ...]:
     return (name, value) if option.spelling in ("--k v", "k v") else (f"{name}={value}",)
 
 
+def as_one_word(
+    options: Iterable[DeclaredOption], args: Sequence[str], every: bool = False
+) -> Iterator[DeclaredOption]:
+    """Yield ``options``, spelled ``--k=v`` and behind a file where this is the first of ``args`` and a parser wants it.
+
+    Hugging Face's take a file as their first word only. ``every``: an earlier parser would take a value for its own.
+    """
+    file = args[:1] and args[0].endswith(ENDINGS)
+    for option in options:
+        behind = file and (option.parser == "transformers" or not option.at.line)
+        respelled = (every or behind) and option.spelling == "--k v"
+        yield replace(option, spelling="--k=v", comes_first=not behind) if respelled else option
+
+
 def arranged(args: Sequence[str], additions: Sequence[tuple[DeclaredOption, tuple[str, ...]]]) -> tuple[str, ...]:
     """Return ``args`` with the words of ``additions`` where the script takes them.
 
@@ -94,8 +110,8 @@ def _values(args: list[str], option: DeclaredOption, declared: Sequence[Declared
                 following = args[position + 1]
                 if not following.startswith("-") or following == "-" or _NUMBER.match(following):
                     yield following
-        else:
-            yield from _attached_to_short(token, option, declared)
+        elif option.takes_value and token[:2] in option.flags and not any(name in other.flags for other in declared):
+            yield token[2:]  # `8` of `-b8`
 
 
 def _names(name: str, option: DeclaredOption, declared: Sequence[DeclaredOption]) -> bool:
@@ -103,8 +119,8 @@ def _names(name: str, option: DeclaredOption, declared: Sequence[DeclaredOption]
     if name in option.flags:
         return True
     if option.parser in _DASH_BLIND:
-        wanted = {_bare(flag) for flag in option.flags}
-        return _bare(name) in wanted and (name.startswith("--") or len(name) > 2)
+        wanted = {bare(flag) for flag in option.flags}
+        return bare(name) in wanted and (name.startswith("--") or len(name) > 2)
     if option.parser not in _ABBREVIATING or not name.startswith("--") or len(name) < 3:
         return False
     if not declared or any(name in other.flags for other in declared):
@@ -113,16 +129,6 @@ def _names(name: str, option: DeclaredOption, declared: Sequence[DeclaredOption]
     return len(matching) == 1 and matching[0] == option
 
 
-def _bare(flag: str) -> str:
+def bare(flag: str) -> str:
+    """Return the name of an option with dashes inside it alone."""
     return flag.lstrip("-").replace("_", "-")
-
-
-def _attached_to_short(token: str, option: DeclaredOption, declared: Sequence[DeclaredOption]) -> Iterator[str]:
-    """Yield ``8`` of ``-b8`` unless the token is itself another declared option."""
-    if token.startswith("--") or not option.takes_value:
-        return
-    if any(token.partition("=")[0] in other.flags for other in declared):
-        return
-    for flag in option.flags:
-        if len(flag) == 2 and token.startswith(flag) and len(token) > 2:
-            yield token[2:]

@@ -8,9 +8,9 @@ from collections.abc import Collection, Sequence
 
 from ddplaunch.script.flow import LOADERS, OPTIMIZERS, UNFOLLOWED, Flow, Use
 from ddplaunch.script.known import NAMESPACES, UNKNOWN
-from ddplaunch.script.names import FunctionNodes, at, dotted, is_number, last, last_word, meaning_of
+from ddplaunch.script.names import FunctionNodes, at, dotted, is_number, keyword, last
 from ddplaunch.script.program import is_main_guard
-from ddplaunch.script.reachable import ReachablePart
+from ddplaunch.script.reachable import ReachablePart, calls_in
 from ddplaunch.script.script_report import DeclaredOption
 
 # Calls that return the options that they get.
@@ -22,29 +22,45 @@ _OVERWRITES = re.compile(
 )
 #: What counts no samples, in the help of an option.
 TOKENS = re.compile(r"(?i)\btokens?\b")
-_OTHER_UNITS = re.compile(r"max-(?:duration|tokens)|(?:train-)?batch-(?:duration|tokens|size-tokens)|tokens-per-\S+")
 BATCHES = ("batch_size", "global_batch_size")
 
 
 def without_effect(option: DeclaredOption, flow: Flow) -> str:
     """Return why passing the option has no effect, as a clause; empty if it may have one.
 
-    It has none if the script unconditionally assigns a constant, or the values of other options, to it.
+    It has none if the script unconditionally assigns a constant, or the values of other options, to it, or if nothing
+    reads the command line.
     """
+    parsing = calls_in(flow.parts, "parse_args", "parse_known_args")
+    calls = [place for place in parsing if isinstance(place[0].func, ast.Attribute)]
+    lists = [(keyword(call, "args") or next(iter(call.args), call.func), part) for call, part in calls]
+    if lists and option.parser == "argparse" and all(_is_own_list(*place, flow) for place in lists):
+        return f"`parse_args` reads a list of its own ({at(calls[0][0], calls[0][1].source)})"
     for value, part in flow.assigned(option.dest):
-        statement = part.source.parents.get(value)
+        statement = part.parent(value)
         inside = value.args if isinstance(value, ast.Call) else ()  # a namespace as a whole may be read by a call
         reads = {option.dest, "vars"} & {last(node) for node in ast.walk(value)} or NAMESPACES & {*map(last, inside)}
         literal = isinstance(value, ast.Constant) and not (isinstance(value.value, (int, float)) and value.value > 0)
         reads = reads or {option.dest} & flow.known.options_behind(value, part, 1)  # `args.lr = scaled`
         if reads or literal or not isinstance(statement, ast.Assign):
             continue
-        target, around = statement.targets[0], part.source.parents.get(statement)
+        target, around = statement.targets[0], part.parent(statement)
         owners = {dotted(target, {}).partition(".")[0], last(getattr(target, "value", None))}
         plain = isinstance(around, (ast.Module, *FunctionNodes)) or (around is not None and is_main_guard(around))
         if owners & NAMESPACES and plain and option.parser != "yacs":
             return f"{at(statement, part.source)} sets `{option.dest}` to {ast.unparse(value)} itself"
     return ""
+
+
+def _is_own_list(node: ast.AST, part: ReachablePart, flow: Flow, depth: int = 5) -> bool:
+    """Return whether nothing in a list of words comes from outside the source, as ``sys.argv`` or a parameter may."""
+    if isinstance(node, (ast.Name, ast.Attribute)):
+        values = flow.bound(node, part)
+        return depth > 0 and values != [] and all(_is_own_list(*place, flow, depth - 1) for place in values)
+    if isinstance(node, ast.Constant):
+        return node.value is not None
+    kind = ast.Starred if isinstance(node, (ast.List, ast.Tuple)) else ast.expr  # its other items are one word each
+    return all(_is_own_list(each, part, flow, depth) for each in ast.iter_child_nodes(node) if isinstance(each, kind))
 
 
 # Libraries that themselves train with the keys of their configuration.
@@ -60,8 +76,8 @@ ENDS = {
         "an optimizer",
     ),
     "warmup_steps": (
-        r"^get_\w+_with_warmup |(?:Arguments|Config) warmup_steps$",
-        "a schedule that is known to count optimizer steps",
+        r"(?:Arguments|Config) warmup_steps$",
+        "a Trainer of transformers",
     ),
 }
 _BATCH_ENDS = (rf"{LOADERS.pattern}\w* |^[A-Z]\w*(?:Arguments|Config) |^dict .*batch", "a DataLoader")
@@ -110,9 +126,10 @@ def doubt_of(option: DeclaredOption, uses: Sequence[Use], flow: Flow, others: Co
         use for use in uses if use.runs and use.product.power(option.dest) == 1 and not use.product.power(UNFOLLOWED)
     ]
     ending = [use for use in running if re.search(pattern, f"{use.sink} {use.name}")]
-    if meaning == "lr":  # what the program defines may show it, or train most parameters with a part of it
-        ending = [use for use in ending if OPTIMIZERS.search(use.sink) or not flow.is_own(use.sink)]
-    if not any(part.calls_of("accumulate") for part in flow.parts):  # without it accelerate steps after each pass
+    # a function of the program's own is followed; what takes a rate may show it, or train few parameters with it
+    kind = OPTIMIZERS if meaning == "lr" else re.compile("")
+    ending = [use for use in ending if not flow.is_own(use.sink) or (use.sink[0].isupper() and kind.search(use.sink))]
+    if not any(calls_in(flow.parts, "accumulate")):  # without it accelerate steps after each pass
         ending = [use for use in ending if use.sink not in ("Accelerator", "GradientAccumulationPlugin")]
     if any(_trains(option, use, flow, others) for use in ending) or (
         meaning == "accum" and _steps_by(option.dest, flow)
@@ -143,35 +160,21 @@ def _trains(option: DeclaredOption, use: Use, flow: Flow, others: Collection[str
     if option.meaning == "lr":
         return bool(option.rule or factors) or use.product.constant == 1
     if option.meaning == "warmup_steps":
-        # a Trainer steps its schedule itself, accelerate steps one once per rank
-        of_ranks = "get_" in use.sink and any(record.package == "accelerate" for _, record in flow.program.foreign)
-        if of_ranks or flow.is_own(use.sink) or _counts_passes(flow):
-            return False
         others = ()
     return factors.keys() <= {*others} and use.product.constant == 1
-
-
-def _counts_passes(flow: Flow) -> bool:
-    """Return whether a schedule is stepped under other conditions than each optimizer, as after each backward pass."""
-    for part in flow.parts:
-        steps = [(call.func, flow.known.conditions(call, part)) for call in part.calls_of("step")]
-        own = [around for step, around in steps if _is_of_optimizer(step, part, flow)]
-        if own and any("sched" in ast.unparse(step) and around not in own for step, around in steps):
-            return True
-    return False
 
 
 def _steps_by(dest: str, flow: Flow) -> bool:
     """Return whether a condition or loop on the option is around a step, a pass or ``continue``."""
     for part in flow.parts:
         for call in (*part.calls_of("step", "backward", "zero_grad"), *part.of(ast.Continue)):
-            node = part.source.parents.get(call)
+            node = part.parent(call)
             while node is not None and not isinstance(node, FunctionNodes):
                 test = node.iter if isinstance(node, ast.For) else getattr(node, "test", None)
                 if test is not None and dest in flow.known.options_behind(test, part, 1):  # not `range(epochs)`
                     by_turns = isinstance(call, ast.Continue) or not_one_pass(flow) != ""
                     return by_turns and flow.known.runs(call, part) and not _cuts(node)
-                node = part.source.parents.get(node)
+                node = part.parent(node)
     return False
 
 
@@ -192,7 +195,7 @@ _BY_TURNS = re.compile(r"(?i)%|acc|sync|updat|step|iter|count|every|last|final|f
 
 def not_one_pass(flow: Flow) -> str:
     """Return why a step of the optimizer may take several backward passes, as a clause; empty where each takes one."""
-    calls = ((call, part) for part in flow.parts for call in part.calls_of("backward", "manual_backward"))
+    calls = calls_in(flow.parts, "backward", "manual_backward")
     passes = [place for place in calls if flow.known.runs(*place)]
     for call, part in passes:
         if not any(_steps_after(call, step, part, flow) for step in part.calls_of("step")):
@@ -214,7 +217,7 @@ def _steps_after(call: ast.Call, step: ast.Call, part: ReachablePart, flow: Flow
 
 def _turn_of(node: ast.AST | None, part: ReachablePart) -> ast.AST | None:
     """Return the innermost loop or function around ``node``, other than a loop over optimizers."""
-    node = part.source.parents.get(node) if node is not None else None
+    node = part.parent(node) if node is not None else None
     loop = isinstance(node, ast.For) and not _STEPPED.match(ast.unparse(node.iter))
     return node if node is None or loop or isinstance(node, (ast.While, *FunctionNodes)) else _turn_of(node, part)
 
@@ -223,8 +226,7 @@ def _steps_itself(flow: Flow) -> bool:
     """Return whether a trainer of a library steps after each pass, as it does unless it is configured otherwise."""
     made = [
         call
-        for part in flow.parts
-        for call in part.calls_of("Trainer", "TrainingArguments", "Seq2SeqTrainingArguments")
+        for call, part in calls_in(flow.parts, "Trainer", "TrainingArguments", "Seq2SeqTrainingArguments")
         if re.match("lightning|pytorch_lightning|transformers", dotted(call.func, part.aliases))
     ]
     plain = made != [] and all(item.arg for call in made for item in call.keywords)
@@ -298,12 +300,3 @@ def _replaces(node: ast.Assign, dest: str, part: ReachablePart, flow: Flow) -> b
         and not flow.is_own(last(value.func))
         and not _COPIES.search(ast.unparse(value.func))
     )
-
-
-def counted_in(option: DeclaredOption) -> str:
-    """Return what an option counts instead of samples, as a clause; empty if nothing says so."""
-    name, flag = last_word(option.flags[0]), option.flags[0]
-    if _OTHER_UNITS.fullmatch(name) or (meaning_of(name) in BATCHES and TOKENS.search(option.help)):
-        unit = "tokens" if TOKENS.search(f"{option.help} {name}") else "seconds"
-        return f"`{flag}` counts {unit} instead of samples ({option.at})"
-    return ""

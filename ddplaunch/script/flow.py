@@ -63,6 +63,8 @@ DISPLAYS = frozenset(
 )
 #: Functions that take a batch size for training; below, those that take a warmup and those that take a learning rate.
 LOADERS = re.compile(r"(?i:loader|batchsampler|sampler\b|dataset\b|^rand(?:n|int)?\b)")
+#: What a loader for an evaluation is called, or the function around it.
+_EVALUATES = re.compile(r"(?i)(?!.*train).*(?:\b|_)(?:val|eval|test)")
 _SCHEDULES = re.compile(r"(?i)sched|warm|cosine|anneal|lambda")
 OPTIMIZERS = re.compile(r"(?i:adam|sgd|lion|lamb\b|adafactor|rmsprop|muon|optim)")
 _OWN_NAMES = frozenset({"click", "fire", "jsonargparse"})
@@ -102,7 +104,8 @@ def _factor(name: str) -> Product:
 
 @dataclass(frozen=True)
 class Use:
-    """A product that the script computes: where, what for (the name that it is assigned or passed to), and if it runs.
+    """A product that the script computes: where, what for (the name that it is assigned or passed to), and if it runs
+    in the training.
 
     ``sink`` is the function whose keyword or argument it is, empty for an assignment.
     """
@@ -160,7 +163,10 @@ class Flow:
                 for name, sink, value in places_of(node):
                     for product in self._products(value, part) if type(value) in _FOLLOWED else ():
                         if any(product.power(dest) for dest in wanted):
-                            yield Use(product, at(node, part.source), name, sink, self.known.runs(node, part))
+                            named = getattr(part.parent(node), "targets", [self.function_of(node, part)])[0]
+                            evaluates = _EVALUATES.match(getattr(named, "name", last(named)))
+                            runs = self.known.runs(node, part) and not (evaluates and LOADERS.search(sink))
+                            yield Use(product, at(node, part.source), name, sink, runs)
 
     def made_of(self, value: ast.expr, part: ReachablePart) -> frozenset[str]:
         """Return the options and numbers of ranks of which an expression is a product; none if it has other factors."""
@@ -192,7 +198,7 @@ class Flow:
     def function_of(self, node: ast.AST, part: ReachablePart) -> Function | None:
         """Return the innermost function around ``node``."""
         if id(node) not in self._functions:
-            parent = part.source.parents.get(node)
+            parent = part.parent(node)
             inner = parent is None or isinstance(parent, FunctionNodes)
             self._functions[id(node)] = parent if inner else self.function_of(parent, part)  # type: ignore[assignment, arg-type]
         return self._functions[id(node)]
@@ -228,7 +234,7 @@ class Flow:
         if name not in (*positional, *(item.arg for item in function.args.kwonlyargs)):
             return
         called, index = function.name, positional.index(name) if name in positional else -1
-        parent = part.source.parents.get(function)
+        parent = part.parent(function)
         if isinstance(parent, ast.ClassDef):
             called, index = parent.name if called == "__init__" else called, index - 1
         calls = self._calls.get(called, [])[:_MANY]
@@ -365,7 +371,7 @@ class Flow:
         elif (  # not the name of a file that is loaded, as in `load(args.config)`
             not isinstance(node, ast.Attribute)
             or last(node.value) == "self"
-            or getattr(part.source.parents.get(node), "func", None) is node
+            or getattr(part.parent(node), "func", None) is node
         ) and all(isinstance(value, ast.Name) and not self.bound(value, where) for value, where in values):
             values = [*values, *((item, part) for item in ast.iter_child_nodes(node))]
         parsed = any(self._is_parsed(value, where) for value, where in values)

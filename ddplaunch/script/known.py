@@ -75,7 +75,7 @@ class Known:
     def conditions(self, node: ast.AST, part: ReachablePart) -> tuple[tuple[ast.expr, bool], ...]:
         """Return the conditions around ``node``, the innermost first, each with the outcome that lets it run."""
         if id(node) not in self._around:
-            parent = part.source.parents.get(node)
+            parent = part.parent(node)
             around = () if parent is None else self.conditions(parent, part)
             if isinstance(parent, (ast.If, ast.IfExp)) and node is not parent.test:
                 body = parent.body if isinstance(parent.body, list) else [parent.body]
@@ -122,7 +122,7 @@ class Known:
             return node.value
         if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
             items = [self.value(item, part, depth) for item in node.elts]
-            return UNKNOWN if any(item is UNKNOWN for item in items) else tuple(items)
+            return UNKNOWN if UNKNOWN in items else tuple(items)
         if isinstance(node, ast.BoolOp):
             return self._bool(node, part, depth)
         if isinstance(node, ast.UnaryOp):
@@ -140,7 +140,7 @@ class Known:
         decisive = isinstance(node.op, ast.Or)
         if any(value is not UNKNOWN and bool(value) is decisive for value in values):
             return decisive
-        return UNKNOWN if any(value is UNKNOWN for value in values) else not decisive
+        return UNKNOWN if UNKNOWN in values else not decisive
 
     def _unary(self, node: ast.UnaryOp, part: ReachablePart, depth: int) -> object:
         value = self.value(node.operand, part, depth)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from ddplaunch.script.doubts import BATCHES, ENDS, TOKENS, counted_in, doubt_of, without_effect
+from ddplaunch.script.doubts import BATCHES, ENDS, TOKENS, doubt_of, without_effect
 from ddplaunch.script.flow import LOADERS, UNREAD, Flow, Product, Use, is_of_samples
 from ddplaunch.script.names import at, is_number, last_word, meaning_of
 from ddplaunch.script.script_report import LOCAL_WORLD, WORLD, DeclaredAt, DeclaredOption, Instead, LrRule, Meaning
@@ -97,12 +97,10 @@ def understood(options: Sequence[DeclaredOption], flow: Flow) -> Understood:
     computed = {option.dest for option in options if _NOT_TO_SET.search(option.help)}
     for index, option in enumerate(options):
         meaning = candidates[index]
-        other_unit = counted_in(option)
-        clause = other_unit or (without_effect(option, flow) if meaning is not None else "")
-        if clause:
+        if meaning is not None and (clause := without_effect(option, flow)):
             candidates[index] = None
             computed.add(option.dest)
-            instead.append(Instead("batch_size" if other_unit or meaning is None else meaning, clause))
+            instead.append(Instead(meaning, clause, no_option=True))
     reader = _Reader(options, candidates, flow, computed)
     meant = [reader.meaning_of(option, meaning) for option, meaning in zip(options, candidates, strict=True)]
     instead = [*reader.doubts, *instead]
@@ -219,7 +217,8 @@ class _Reader:
             for use in own
             if use.runs and use.product == alone and use.at not in parted and use.name == "batch_size"
         )
-        whole = next((f"{use.at} hands it to {use.sink}" for use in loaded if LOADERS.search(use.sink)), "")
+        sinks = [use for use in loaded if LOADERS.search(use.sink) and not self.flow.is_own(use.sink)]
+        whole = f"{sinks[0].at} hands it to {sinks[0].sink}" if sinks else ""
         if divided is not None and whole:
             self._doubt(option, "batch_size", f"{divided}, and {whole} undivided", "rank", "total")
             return None, ""

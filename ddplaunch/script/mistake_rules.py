@@ -6,54 +6,49 @@ Mistakes that show in the ranks' first steps are left to ``watch``.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from ddplaunch.script.flow import Flow
-from ddplaunch.script.names import FunctionNodes, at, dotted, keyword, string
-from ddplaunch.script.reachable import ReachablePart, is_environ
+from ddplaunch.script.names import at, dotted, keyword, string
+from ddplaunch.script.process_groups import Outside
+from ddplaunch.script.reachable import ReachablePart, calls_in, is_environ
 from ddplaunch.script.script_report import Mistake
 
 _INIT = ("torch.distributed.init_process_group", "torch.distributed.distributed_c10d.init_process_group")
 
-Place = tuple[ast.Call, ReachablePart]
+
+def _is_plain(node: ast.AST, part: ReachablePart, flow: Flow) -> bool:
+    """Return whether the main guard is the only condition around ``node``."""
+    return all("__name__" in ast.unparse(test) for test, _ in flow.known.conditions(node, part))
 
 
-def mistakes_of(parts: Sequence[ReachablePart], flow: Flow) -> tuple[Mistake, ...]:
-    """Return the mistakes of a program, each place once."""
-    calls = ((call, part) for part in parts for call in part.calls_of("init_process_group"))
-    groups = [
-        (call, part) for call, part in calls if dotted(call.func, part.aliases) in _INIT and flow.known.runs(call, part)
-    ]
-    return tuple(_written_down(groups, parts, flow))
-
-
-def _is_tried(node: ast.AST, part: ReachablePart) -> bool:
-    """Return whether ``node`` is in any branch of a ``try`` statement of its function."""
-    parent = part.source.parents.get(node)
-    while parent is not None and not isinstance(parent, (ast.Try, *FunctionNodes)):
-        parent = part.source.parents.get(parent)
-    return isinstance(parent, ast.Try)
-
-
-def _written_down(groups: Sequence[Place], parts: Sequence[ReachablePart], flow: Flow) -> Iterator[Mistake]:
+def mistakes_of(outside: Outside) -> Iterator[Mistake]:
     """Yield addresses and ports that the script sets itself, although torchrun sets them."""
+    flow = outside.flow
+    named = calls_in(outside.parts, "init_process_group")
+    calls = [place for place in named if dotted(place[0].func, place[1].aliases) in _INIT and flow.known.runs(*place)]
     by_environment = False
-    for call, part in groups:
+    for call, part in calls:
         if all(item.arg for item in call.keywords) and not any(isinstance(item, ast.Starred) for item in call.args):
             given = keyword(call, "init_method") or next(iter(call.args[1:]), ast.Constant("env://"))
             method = str(flow.known.value(given, part))
-            by_environment = by_environment or (method == "env://" and keyword(call, "store") is None)
-            if method.startswith("tcp://") and not _is_tried(call, part):
+            by_environment |= method == "env://" and keyword(call, "store") is None
+            if method.startswith("tcp://") and part.around(call, ast.Try) is None:
                 # an address without size and rank is refused, and torch chooses the backend by the device
-                yield Mistake("rendezvous-in-script", at(call, part.source), f"{ast.unparse(call.func)}()", method)
-    around = [None, *(flow.function_of(call, home) for call, home in groups)]
-    for part in parts if by_environment else ():
+                yield Mistake(at(call, part.source), f"{ast.unparse(call.func)}()", method)
+    chain = [(flow.function_of(call, home), home) for call, home in calls]
+    for function, home in chain:  # and the functions that certainly call these
+        for reference, where in outside.references(function, home) if function else ():
+            caller = (flow.function_of(reference, where), where)
+            if caller not in chain and _is_plain(reference, where, flow):
+                chain.append(caller)
+    around = [None, *(function for function, _ in chain)]
+    for part in outside.parts if by_environment else ():
         for node in part.of(ast.Assign):
             target, value = node.targets[0], string(node.value)
-            named = isinstance(target, ast.Subscript) and is_environ(target.value, part) and string(target.slice)
-            tests = (ast.unparse(test) for test, _ in flow.known.conditions(node, part))
-            # certainly before the set-up of a group: at the top level, or in the same function
-            certain = flow.function_of(node, part) in around and all("__name__" in test for test in tests)
-            if named == "MASTER_PORT" and value is not None and certain and not _is_tried(node, part):
+            variable = isinstance(target, ast.Subscript) and is_environ(target.value, part) and string(target.slice)
+            # certainly before the set-up of a group: at the top level, in the same function, or in one that calls it
+            certain = flow.function_of(node, part) in around and _is_plain(node, part, flow)
+            if variable == "MASTER_PORT" and value is not None and certain and part.around(node, ast.Try) is None:
                 corrected = f'os.environ.setdefault("MASTER_PORT", "{value}")'
-                yield Mistake("rendezvous-in-script", at(node, part.source), corrected, f"MASTER_PORT={value}")
+                yield Mistake(at(node, part.source), corrected, f"MASTER_PORT={value}")

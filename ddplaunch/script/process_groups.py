@@ -13,7 +13,7 @@ from ddplaunch.script.flow import DISPLAYS, PLACES, Flow, places_of
 from ddplaunch.script.known import NAMESPACES
 from ddplaunch.script.names import Function, FunctionNodes, at, dotted, keyword, last, string
 from ddplaunch.script.options.fields import is_training_arguments
-from ddplaunch.script.reachable import ReachablePart, environment_names, is_environ
+from ddplaunch.script.reachable import ReachablePart, calls_in, environment_names, is_environ
 from ddplaunch.script.script_report import FRAMEWORKS, LOCAL_WORLD, WORLD, DeclaredAt, DeclaredOption, FixedDevices
 from ddplaunch.values.frozen import dataclass
 
@@ -61,22 +61,23 @@ _HANDING_ON = (ast.Return, ast.Call, ast.keyword)
 _RECORDING = DISPLAYS | {"update", "init", "log_params", "log_hyperparams", "dump", "dumps"}
 
 
-def current_numbers(parts: Sequence[ReachablePart], flow: Flow) -> tuple[str, ...]:
+def current_numbers(flow: Flow) -> tuple[str, ...]:
     """Return the numbers that the program reads from ``ddplaunch.current()``; all if that cannot be followed."""
-    if not any(name.partition(".")[0] == "ddplaunch" for part in parts for name in part.aliases.values()):
+    if not any("ddplaunch" in file.text for file in flow.program.files.values()):
         return ()
     found = set()
-    for part in parts:
+    for part in flow.parts:
         for node in part.of(ast.Attribute, ast.Name, ast.Call):
-            parent = part.source.parents.get(node)
             if not _is_plan(node, part, flow) or not isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
                 continue
-            if isinstance(parent, ast.Attribute) and parent.attr != "asdict":
-                found.add(parent.attr)
-            elif isinstance(parent, ast.Attribute):
-                if last(_function_over(part.source.parents.get(parent), part)) not in _RECORDING:
-                    return _ASKED
-            elif not _stays(node, part, flow):
+            over = part.parent(node)
+            field = over.attr if isinstance(over, ast.Attribute) else ""
+            function = last(_function_over(part.parent(over) if over and field else node, part))
+            # a name, and a function of the program, are followed
+            stays = not field and (flow.is_own(function) or not isinstance(over, _HANDING_ON))
+            if field not in ("", "asdict"):
+                found.add(field)
+            elif not stays and function not in _RECORDING:
                 return _ASKED
     return tuple(name for name in _ASKED if name in found)
 
@@ -87,16 +88,10 @@ def _is_plan(node: ast.AST, part: ReachablePart, flow: Flow, depth: int = 5) -> 
     return depth > 0 and any(_is_plan(value, where, flow, depth - 1) for value, where in flow.bound(node, part)[:6])
 
 
-def _stays(node: ast.AST, part: ReachablePart, flow: Flow) -> bool:
-    """Return whether the plan goes only where ``flow`` follows it: to a name, or to a function of the program."""
-    function = last(_function_over(node, part))
-    return flow.is_own(function) or function in _RECORDING or not isinstance(part.source.parents.get(node), _HANDING_ON)
-
-
 def _function_over(node: ast.AST | None, part: ReachablePart) -> ast.expr | None:
     """Return what is called with ``node`` as an argument."""
-    parent = part.source.parents.get(node) if node is not None else None
-    parent = part.source.parents.get(parent) if isinstance(parent, ast.keyword) else parent
+    parent = part.parent(node) if node is not None else None
+    parent = part.parent(parent) if isinstance(parent, ast.keyword) else parent
     return parent.func if isinstance(parent, ast.Call) and parent.func is not node else None
 
 
@@ -164,7 +159,7 @@ _WHAT_RUNS = re.compile(r"(?i)mode\b|command|phase|eval")
 
 def _unread_before(node: ast.AST, part: ReachablePart, flow: Flow) -> ast.expr | None:
     """Return what was not read and decides if ``node`` runs: a condition on a key or a flag, a table of classes."""
-    around = part.source.parents.get(node)
+    around = part.parent(node)
     if isinstance(around, ast.Dict):
         return around
     return next(
@@ -189,27 +184,22 @@ def _is_unread(key: ast.AST, part: ReachablePart, flow: Flow) -> bool:
     return copied and not flow.made_of(key, part)  # type: ignore[arg-type]  # a name
 
 
-def device_from_option(parts: Sequence[ReachablePart], flow: Flow, option: DeclaredOption) -> DeclaredAt | None:
+def device_from_option(flow: Flow, option: DeclaredOption) -> DeclaredAt | None:
     """Return where the script takes its GPU from ``option``, a local rank, if it never reads LOCAL_RANK."""
-    if option.computed or any(_OWN_RANK.search(part.source.text) for part in parts):
+    if option.computed or any(_OWN_RANK.search(part.source.text) for part in flow.parts):
         return None
-    for part in parts:
-        for call in part.calls_of("set_device", "device", "cuda", "to", "DistributedDataParallel", "DDP"):
-            chosen = (
-                [keyword(call, "device_ids")] if last(call.func) in ("DistributedDataParallel", "DDP") else call.args
-            )
-            nodes = (node for item in chosen if item is not None for node in ast.walk(item))
-            named = (node for node in nodes if isinstance(node, (ast.Name, ast.Attribute)))
-            if any(flow.made_of(node, part) == frozenset({option.dest}) for node in named) and flow.known.runs(
-                call, part
-            ):
-                return at(call, part.source)
+    for call, part in calls_in(flow.parts, "set_device", "device", "cuda", "to", "DistributedDataParallel", "DDP"):
+        chosen = [keyword(call, "device_ids")] if last(call.func) in ("DistributedDataParallel", "DDP") else call.args
+        nodes = (node for item in chosen if item is not None for node in ast.walk(item))
+        named = (node for node in nodes if isinstance(node, (ast.Name, ast.Attribute)))
+        if any(flow.made_of(node, part) == frozenset({option.dest}) for node in named) and flow.known.runs(call, part):
+            return at(call, part.source)
     return None
 
 
 def _set_ups(parts: Sequence[ReachablePart]) -> list[tuple[ast.Call, ReachablePart]]:
     """Return the calls that set up groups; a method of something else of that name may join nothing."""
-    calls = ((call, part) for part in parts for call in part.calls_of(*_SETS_UP))
+    calls = calls_in(parts, *_SETS_UP)
     return [(call, part) for call, part in calls if _SETTING_UP.fullmatch(dotted(call.func, part.aliases))]
 
 
@@ -220,9 +210,9 @@ def _joining(part: ReachablePart, own: bool) -> Iterator[tuple[ast.expr, Reachab
         if node.id not in packages:
             continue
         inner: ast.expr = node
-        name, outer = packages[node.id], part.source.parents.get(node)
+        name, outer = packages[node.id], part.parent(node)
         while isinstance(outer, ast.Attribute) and not _JOINS.fullmatch(name.rpartition(".")[2]):
-            name, inner, outer = f"{name}.{outer.attr}", outer, part.source.parents.get(outer)
+            name, inner, outer = f"{name}.{outer.attr}", outer, part.parent(outer)
         # made elsewhere then, with devices that are not seen
         handed_on = isinstance(outer, (ast.Call, ast.Tuple)) and getattr(outer, "func", None) is not inner
         joins = (_JOINS.fullmatch(name.rpartition(".")[2]) and not handed_on) or is_training_arguments(name)
@@ -237,10 +227,10 @@ _SPAWN: Final[_Obstacle] = (ast.Constant("started by the script itself"), None)
 class Outside:
     """Follows a node up to what calls it, other than processes that the script starts."""
 
-    def __init__(self, parts: Sequence[ReachablePart], flow: Flow) -> None:
+    def __init__(self, flow: Flow) -> None:
         """Find what starts ranks."""
-        self.parts, self.flow = parts, flow
-        starters = ((call, part) for part in parts for call in part.calls_of(*_STARTERS))
+        self.parts, self.flow = flow.parts, flow
+        starters = calls_in(flow.parts, *_STARTERS)
         self.spawns = [place for place in starters if _starts_ranks(*place)]
         self.targets = {id(node) for call, _ in self.spawns for item in _arguments(call) for node in ast.walk(item)}
 
@@ -261,7 +251,7 @@ class Outside:
             return None
         found: list[_Obstacle] = []
         started = False
-        for reference, where in self._references(function, part) if id(function) not in seen else ():
+        for reference, where in self.references(function, part) if id(function) not in seen else ():
             reason = self.obstacle(reference, where, seen | {id(function)}, unread)
             own = id(reference) in self.targets
             if reason is None and not own:
@@ -272,9 +262,9 @@ class Outside:
             return _SPAWN
         return next((reason for reason in found if reason is not _SPAWN), found[0] if found else None)
 
-    def _references(self, function: Function, part: ReachablePart) -> Iterator[tuple[ast.expr, ReachablePart]]:
+    def references(self, function: Function, part: ReachablePart) -> Iterator[tuple[ast.expr, ReachablePart]]:
         """Yield the names that may stand for ``function``, other than those in its own body."""
-        parent = part.source.parents.get(function)
+        parent = part.parent(function)
         name = parent.name if isinstance(parent, ast.ClassDef) and function.name.startswith("__") else function.name
         return (
             (node, where) for node, where in self._named[name] if self.flow.function_of(node, where) is not function
@@ -308,7 +298,7 @@ _EVERY_DEVICE = (None, -1, "auto")
 
 
 def devices_of(outside: Outside) -> Iterator[FixedDevices]:
-    """Yield what fixes how many devices are used, with this number, 0 if it is not known, and where.
+    """Yield what fixes how many devices are used, with this number, 0 if it is not certain, and where.
 
     That is a trainer of Lightning, the script's own CUDA_VISIBLE_DEVICES, or a model that is spread over all GPUs.
     """
@@ -338,7 +328,8 @@ def devices_of(outside: Outside) -> Iterator[FixedDevices]:
             by_launch = fits_any or not (fixed or flow.made_of(value, part).isdisjoint((WORLD, LOCAL_WORLD)))
             # actors of ray have processes of their own
             if not by_launch and "ray.remote" not in part.source.text and outside.obstacle(node, part) is None:
-                yield FixedDevices(name, _number_of(devices, name), at(node, part.source))
+                beside = outside.obstacle(node, part, unread=True) or "LightningCLI" in part.source.text
+                yield FixedDevices(name, 0 if beside else _number_of(devices, name), at(node, part.source))
 
 
 def _number_of(devices: object, name: str) -> int:
@@ -356,23 +347,15 @@ def _starts_ranks(call: ast.Call, part: ReachablePart) -> bool:
         processes = keyword(call, "nprocs") or (call.args[2] if len(call.args) > 2 else None)
         return processes is not None and ast.unparse(processes) != "1"
     if last(call.func) == "Process" and keyword(call, "target") is not None:
-        return _loop(call, part) is not None
+        return part.around(call, ast.For) is not None
     return name in _LIBRARIES and bool(_arguments(call))
-
-
-def _loop(call: ast.Call, part: ReachablePart) -> ast.For | None:
-    """Return the loop around a ``Process(…)``."""
-    parent = part.source.parents.get(call)
-    while parent is not None and not isinstance(parent, (ast.For, *FunctionNodes)):
-        parent = part.source.parents.get(parent)
-    return parent if isinstance(parent, ast.For) else None
 
 
 def _is_certain(call: ast.Call, part: ReachablePart, flow: Flow, seen: frozenset[int] = frozenset()) -> bool:
     """Return whether the main guard and counts of devices are the only conditions of a call; True for libraries."""
     if dotted(call.func, part.aliases) in _LIBRARIES:
         return True
-    loop = _loop(call, part)
+    loop = part.around(call, ast.For)
     around = flow.known.conditions(call, part)
     plain = all(wanted and _MAIN_OR_DEVICES.search(ast.unparse(test)) for test, wanted in around)
     if not plain or (loop and not any(_DEVICES.fullmatch(last(node)) for node in ast.walk(loop.iter))):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
@@ -40,6 +40,16 @@ class ReachablePart:
     def calls(self) -> tuple[ast.Call, ...]:
         """All calls that can run."""
         return self.of(ast.Call)
+
+    def parent(self, node: ast.AST) -> ast.AST | None:
+        """Return what holds ``node``."""
+        return self.source.parents.get(node)
+
+    def around(self, node: ast.AST | None, *kinds: type[_Node]) -> _Node | None:
+        """Return the innermost node of some kinds around ``node``, within its function."""
+        while node is not None and not isinstance(node := self.source.parents.get(node), (*kinds, *FunctionNodes)):
+            pass
+        return node if isinstance(node, kinds) else None
 
     def calls_of(self, *names: str) -> list[ast.Call]:
         """Return the calls of anything with one of these names, here or where it was imported from, in source order."""
@@ -75,6 +85,11 @@ class ReachablePart:
     @cached_property
     def _of_kinds(self) -> dict[tuple[type[ast.AST], ...], tuple[ast.AST, ...]]:
         return {}
+
+
+def calls_in(parts: Iterable[ReachablePart], *names: str) -> Iterator[tuple[ast.Call, ReachablePart]]:
+    """Yield the calls of anything with one of these names in all ``parts``."""
+    return ((call, part) for part in parts for call in part.calls_of(*names))
 
 
 def environment_names(part: ReachablePart) -> Iterator[str]:

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from ddplaunch.script.configuration.config_files import ENDINGS
 from ddplaunch.script.configuration.overrides import configuration
-from ddplaunch.script.declared import given
+from ddplaunch.script.declared import as_one_word, given
 from ddplaunch.script.doubts import not_one_pass, past_wrapper
 from ddplaunch.script.flow import PLACES, Flow, places_of
 from ddplaunch.script.known import UNKNOWN, known_value
 from ddplaunch.script.meaning import added_up, candidate, understood
 from ddplaunch.script.mistake_rules import mistakes_of
 from ddplaunch.script.names import ImportRecord, at, dotted, last, last_word, meaning_of, string
-from ddplaunch.script.options.calls import argparse_options
+from ddplaunch.script.options.calls import argparse_options, has_positional
 from ddplaunch.script.options.commands import click_options
 from ddplaunch.script.options.fields import configured_options
 from ddplaunch.script.process_groups import (
@@ -30,7 +30,7 @@ from ddplaunch.script.process_groups import (
     ranks_of,
 )
 from ddplaunch.script.program import Program, follow, show
-from ddplaunch.script.reachable import ReachablePart, environment_names, reachable_parts
+from ddplaunch.script.reachable import ReachablePart, calls_in, environment_names, reachable_parts
 from ddplaunch.script.script_report import (
     FRAMEWORKS,
     GROUP_NOT_FOLLOWED,
@@ -53,7 +53,8 @@ _METHODS = """
 """
 _DYNAMIC_CALLS, _DYNAMIC_METHODS = _CALLS.split(), _METHODS.split()
 _DYNAMIC = (*(name.rpartition(".")[2] for name in _DYNAMIC_CALLS), *_DYNAMIC_METHODS)
-_PARSING_METHODS = frozenset({"parse_args", "parse_args_into_dataclasses", "run", "cli", "main"})
+# The script's own name, or the words that a parser would read anyway.
+_HANDED_ON = re.compile(r"argv\[0\]|\b(?:parse_args\w*|run|cli|main)\(.*argv\[1:\]")
 
 
 def read_script(path: Path, cwd: Path, search: Sequence[Path] = (), args: Sequence[str] = ()) -> ScriptReport:
@@ -90,7 +91,9 @@ def read_script(path: Path, cwd: Path, search: Sequence[Path] = (), args: Sequen
 def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]) -> ScriptReport:
     parts = reachable_parts(program)
     found = [option for part in parts for option in _declared(program, part)]
-    declared = tuple(dict.fromkeys(option for option in found if option is not None))
+    alone = _read_alone(parts, args)
+    known = dict.fromkeys(each for each in found if each and not (alone and each.parser == "transformers"))
+    declared = tuple(as_one_word(known, args, has_positional(parts) and any(calls_in(parts, "parse_known_args"))))
     flow = Flow(program, parts)
     config = configuration(flow, program, declared, args, cwd)
     options = (*(config.unknown or declared), *config.options)
@@ -98,7 +101,7 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
     values = {**dict(config.facts), **_known_values(options, args, parts)}
     flow.use_conditions(options, values)
     local = next((option for option in options if _LOCAL_RANK & set(option.flags)), None)
-    outside = Outside(parts, flow)
+    outside = Outside(flow)
     ranks = ranks_of(outside, (*options, *config.switches))
     switched = not _LOCAL_RANK.isdisjoint(ranks.switches)
     if local and switched:  # a finding has the command with each rank's own, and with these numbers
@@ -112,11 +115,9 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
     dynamic = [place for part in parts for place in _dynamic(part)]
     dynamic += [place for place, record in unknown if record.package in OWN_WAYS]
     loads = any(
-        not (call.args and string(call.args[0]))
-        for part in parts
-        for call in part.calls_of("import_module", "__import__", "system")
+        not (call.args and string(call.args[0])) for call, _ in calls_in(parts, "import_module", "__import__", "system")
     )
-    mistakes = () if outside.spawns or switched else mistakes_of(parts, flow)
+    mistakes = () if outside.spawns or switched else tuple(mistakes_of(outside))
     devices = list(devices_of(outside))
     apart = _apart(
         ranks,
@@ -125,6 +126,8 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
         frameworks or own_group,
     )
     passes = "" if "accum" in decided or accumulated else not_one_pass(flow)
+    doubts = [("world_size", apart or past_wrapper(flow)), ("accum", passes)]
+    doubts += [(name, alone) for name in ("batch_size", "lr", "warmup_steps")]
     return ScriptReport(
         path=script.shown,
         options=numbers.options,
@@ -135,13 +138,14 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
         demands_local_rank=local.at if local and local.required and local.default is None else None,
         takes_local_rank=None
         if local is None or switched or (frameworks - {"deepspeed"} and not own_group)
-        else device_from_option(parts, flow, local),
+        else device_from_option(flow, local),
         early=next(_named_early(program), ""),
         reads_env=tuple(dict.fromkeys(name for part in parts for name in environment_names(part))),
-        asks_for=current_numbers(parts, flow),
+        asks_for=current_numbers(flow),
         ambiguous=numbers.ambiguous,
         instead=(*numbers.instead, *accumulated),
-        doubts=tuple(each for each in (("world_size", apart or past_wrapper(flow)), ("accum", passes)) if each[1]),
+        by_file=alone,
+        doubts=tuple(each for each in doubts if each[1]),
         devices=next((each for each in devices if each.number and ranks.joined), None),
         configs=config.files,
         complete=program.complete and not (None in found or config.unknown or dynamic or unknown or loads),
@@ -164,8 +168,17 @@ def _apart(ranks: GroupSetUp, off: DeclaredAt | None, devices: Sequence[Declared
     if off:
         return f"each rank trains alone ({off})"
     if devices:
-        return f"{devices[0]} decides how many devices train"
+        return f"{devices[0]} may decide how many devices train"
     return "" if ranks.joined else GROUP_NOT_FOLLOWED if named else NO_GROUP
+
+
+def _read_alone(parts: Sequence[ReachablePart], args: Sequence[str]) -> str:
+    """Return where a parser of Hugging Face's reads a file, and no option, as a clause; empty if nowhere."""
+    for call, part in calls_in(parts, "parse_json_file", "parse_yaml_file", "parse_dict"):
+        beside = len(args) > 1 and "argv) == 2" in part.source.text
+        if "parse_args_" not in part.source.text or (args and args[0].endswith(ENDINGS) and not beside):
+            return f"only a file is read ({at(call, part.source)})"
+    return ""
 
 
 def _accumulation_in(flow: Flow, args: Sequence[str], cwd: Path) -> Iterator[Instead]:
@@ -200,10 +213,9 @@ def _known_values(
         if words or (option.dest not in values and not option.computed):  # of one destination the first default holds
             values[option.dest] = known_value(option.default, words, option.takes_value)
         passed.update({option.dest} if words else ())
-    for part in parts:
-        for item in (each for call in part.calls_of("set_defaults") for each in call.keywords):
-            if item.arg in values and item.arg not in passed:
-                values[item.arg] = item.value.value if isinstance(item.value, ast.Constant) else UNKNOWN
+    for item in (each for call, _ in calls_in(parts, "set_defaults") for each in call.keywords):
+        if item.arg in values and item.arg not in passed:
+            values[item.arg] = item.value.value if isinstance(item.value, ast.Constant) else UNKNOWN
     for option in options:
         value, meaning = values.get(option.dest), candidate(option)
         empty = value is None or (isinstance(value, (int, float)) and value <= (meaning == "accum"))
@@ -243,17 +255,5 @@ def _dynamic(part: ReachablePart) -> Iterator[DeclaredAt]:
         if name in _DYNAMIC_CALLS or last(call.func) in _DYNAMIC_METHODS:
             yield at(call, part.source)
     for node in part.of(ast.Attribute, ast.Name) if "argv" in part.source.text else ():
-        if dotted(node, part.aliases) == "sys.argv" and not _is_handed_to_parser(node, part):
+        if dotted(node, part.aliases) == "sys.argv" and not _HANDED_ON.search(part.source.lines[node.lineno - 1]):
             yield at(node, part.source)
-
-
-def _is_handed_to_parser(node: ast.AST, part: ReachablePart) -> bool:
-    """Return whether this is the ``sys.argv[1:]`` of ``parser.parse_args(sys.argv[1:])``, which changes nothing."""
-    parents = part.source.parents
-    piece = parents.get(node)
-    if isinstance(piece, ast.Subscript) and not isinstance(piece.slice, ast.Slice):
-        return isinstance(piece.slice, ast.Constant) and piece.slice.value == 0
-    call = parents.get(piece) if piece is not None else None
-    if isinstance(call, ast.keyword):
-        call = parents.get(call)
-    return isinstance(call, ast.Call) and last(call.func) in _PARSING_METHODS

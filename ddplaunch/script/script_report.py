@@ -96,22 +96,25 @@ class DeclaredOption:
 
 @dataclass(frozen=True)
 class Instead:
-    """What a script has for a number that no option takes, as a clause, and what to do about it if that is known."""
+    """What a script has for a number that no option takes, as a clause, and what to do about it if that is known.
+
+    ``no_option``: no argument can bring it.
+    """
 
     meaning: Meaning
     clause: str
     fix: str = ""
+    no_option: bool = False
 
 
 @dataclass(frozen=True)
 class Mistake:
     """A line of the script that does not do with several ranks what it does with one.
 
-    ``code`` is that of the finding, ``corrected`` what should stand there, ``detail`` what was read in it: a number, a
+    ``corrected`` is what should stand there, ``detail`` what was read in it: a number, a
     name.
     """
 
-    code: str
     at: DeclaredAt
     corrected: str
     detail: str = ""
@@ -146,6 +149,7 @@ class ScriptReport:
     ``ambiguous`` are meanings that several options could have, with these.
     ``added_up`` is where gradients are computed of a loss that nothing divides by the accumulation, as far as is seen.
     ``instead`` says for meanings that no option has what the source has in its place.
+    ``by_file`` says where a file is read, and no option.
     ``early`` says which variable that torch reads while it is imported is named before that, and may be set.
     ``doubts`` are further numbers of the plan that may not be what trains, each with a clause on why: ``world_size``
     where no process group of the launch's ranks was followed, ``accum`` where no loop with a step for each backward
@@ -167,6 +171,7 @@ class ScriptReport:
     asks_for: tuple[str, ...] = ()
     ambiguous: tuple[tuple[Meaning, tuple[str, ...]], ...] = ()
     instead: tuple[Instead, ...] = ()
+    by_file: str = ""
     doubts: tuple[tuple[str, str], ...] = ()
     devices: FixedDevices | None = None
     configs: tuple[str, ...] = ()

@@ -197,29 +197,21 @@ def _walk(tree: ast.Module, parents: dict[ast.AST, ast.AST]) -> tuple[list[ast.A
     for statement in tree.body:
         parents[statement] = tree
         starts.append(len(nodes))
-        _walk_below(statement, parents, nodes)
-    return nodes, starts
-
-
-def _walk_below(top: ast.AST, parents: dict[ast.AST, ast.AST], nodes: list[ast.AST]) -> None:
-    stack: list[ast.AST] = [top]
-    while stack:
-        node = stack.pop()
-        nodes.append(node)
-        kind = type(node)
-        fields = _FIELDS.get(kind)
-        if fields is None:
-            fields = _FIELDS[kind] = tuple(name for name in reversed(kind._fields) if name not in _NO_NODES)
-        for name in fields:  # last first, so that the first is on top of the stack
-            value = getattr(node, name, None)
-            if isinstance(value, list):
-                for item in reversed(value):
+        stack: list[ast.AST] = [statement]
+        while stack:
+            node = stack.pop()
+            nodes.append(node)
+            kind = type(node)
+            fields = _FIELDS.get(kind)
+            if fields is None:
+                fields = _FIELDS[kind] = tuple(name for name in reversed(kind._fields) if name not in _NO_NODES)
+            for name in fields:  # last first, so that the first is on top of the stack
+                value = getattr(node, name, None)
+                for item in reversed(value) if type(value) is list else (value,):
                     if isinstance(item, ast.AST):
                         parents[item] = node
                         stack.append(item)
-            elif isinstance(value, ast.AST):
-                parents[value] = node
-                stack.append(value)
+    return nodes, starts
 
 
 def digest_of(text: str) -> str:

@@ -103,7 +103,7 @@ def given(args: str) -> Launch:
 
 
 def meeting(at: str, launch: Launch | int = 8) -> dict[str, Any]:
-    mistake = Mistake("rendezvous-in-script", HERE, "the_line(corrected)", at)
+    mistake = Mistake(HERE, "the_line(corrected)", at)
     return {"script": healthy_script(mistakes=(mistake,)), "launch": launch}
 
 

@@ -166,7 +166,7 @@ TAKES_EPOCHS = "`--warmup-epochs` takes epochs (train.py:31)"
             replace(report(EPOCHS, ACCUM), ambiguous=(("lr", ("--lr", "--rate")),)),
             ["`--lr` and `--rate` could take it", TAKES_EPOCHS],
         ),
-        (replace(report(), configs=("a.yaml",)), ["no key for it was read in a.yaml"] * 3),
+        (replace(report(), configs=("a.yaml",)), ["no key for it was recognized in a.yaml"] * 3),
     ],
 )
 def test_a_given_number_that_does_not_arrive_is_missing_with_the_reason(
@@ -194,7 +194,10 @@ def test_what_helps_a_number_that_is_missing_fits_the_script(script: ScriptRepor
 def test_a_unit_of_the_script_that_the_user_passes_is_the_one_that_counts() -> None:
     (missing,) = forward(("--warmup-epochs", "5"), plan("warmup_steps"), report(EPOCHS)).missing
     assert missing.reason == TAKES_EPOCHS
-    assert missing.fix == "pass `--warmup-epochs` yourself after `--`, without `--warmup` or `--base-warmup`"
+    how = (
+        "`--warmup-epochs` yourself after `--`, if the schedule in use reads it, without `--warmup` or `--base-warmup`"
+    )
+    assert missing.fix == f"pass {how}"
     key = DeclaredOption(
         ("TRAIN.WARMUP_EPOCHS",), AT, dest="WARMUP_EPOCHS", meaning="warmup_epochs", spelling="k v", after_flag="--opts"
     )

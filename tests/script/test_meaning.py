@@ -263,8 +263,6 @@ def test_an_accumulation_that_follows_from_other_options_is_left_to_them(tmp_pat
     ("declarations", "body", "clause"),
     [
         (BATCH, "\nargs.batch_size = 16", "train.py:9 sets `batch_size` to 16 itself"),
-        ('p.add_argument("--max-duration", type=int)', "x = 1", "`--max-duration` counts seconds instead of"),
-        (HELP % "in tokens", "x = 1", "`--batch-size` counts tokens instead"),
         (BATCH, "DataLoader(d, batch_size=24)", ""),
     ],
 )
@@ -450,11 +448,11 @@ ACCELERATOR = "a = Accelerator(gradient_accumulation_steps=args.accum)\n"
 PLUGIN = "a = Accelerator(gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=args.accum))\n"
 CHANGED, OVERWRITTEN = "train.py:8 may change the value", "train.py:8 may overwrite `--batch-size`"
 UNLOADED = "`--batch-size` was followed to train.py:5, not to a DataLoader"
+OWN_LOADER = "def build_loader(d, n):\n    return %s\nbuild_loader(data, args.batch_size)"
 UNUSED = "`--lr` was followed to train.py:%s, not to an optimizer"
 UNSTEPPED = "`--accum` was followed to train.py:%s, not to what steps"
 UNCOUNTED = "`--warmup-steps` was followed to"
 KNOWN_SCHEDULE = "sched = get_linear_schedule_with_warmup(opt, args.warmup_steps)\n"
-OWN_SCHEDULER = "def get_linear_schedule_with_warmup(opt, n):\n    return opt\n" + KNOWN_SCHEDULE
 
 
 @pytest.mark.parametrize(
@@ -470,6 +468,14 @@ OWN_SCHEDULER = "def get_linear_schedule_with_warmup(opt, n):\n    return opt\n"
         (BATCH, "args.batch_size //= dist.get_world_size()\n" + LOADED, ""),
         (BATCH, "n = dist.get_world_size() if dist.is_initialized() else 1\nargs.batch_size //= n\n" + LOADED, ""),
         (BATCH, "if 1 > 2:\n    " + LOADED, UNLOADED),
+        (BATCH, OWN_LOADER % "[d[i::n] for i in range(9)]", UNLOADED.replace(":5", ":10")),
+        (BATCH, OWN_LOADER % "DataLoader(d, batch_size=n)", ""),
+        (BATCH, "val_loader = DataLoader(data, batch_size=args.batch_size)", UNLOADED),
+        (
+            BATCH,
+            f"def build_test(args):\n    return DataLoader(data, args.batch_size)\nt = build_test(args)\n{LOADED}",
+            "",
+        ),
         (BATCH, LOADED.replace("size)", "size // 8)"), CHANGED),
         (BATCH, LOADED.replace("size)", "size // ranks())"), CHANGED),
         (BATCH.replace("type=int, ", ""), LOADED, "`--batch-size` has no type, its value stays text (train.py:5)"),
@@ -489,20 +495,17 @@ OWN_SCHEDULER = "def get_linear_schedule_with_warmup(opt, n):\n    return opt\n"
         (BATCH, "args = copy.copy(args)\n" + LOADED, ""),
         (BATCH, "for k in load():\n    if args.x is None:\n        setattr(args, k, 1)\n" + LOADED, ""),
         (BATCH, "wandb.config.update(vars(args))\n" + LOADED, ""),
-        (WARMUP, "sched = get_linear_schedule_with_warmup(opt, args.warmup_steps, 9)", ""),
-        (WARMUP, "def make(n):\n    return get_cosine_schedule_with_warmup(opt, n, 9)\nmake(args.warmup_steps)", ""),
+        (WARMUP, KNOWN_SCHEDULE, f"{UNCOUNTED} train.py:8, not to a Trainer"),
         (WARMUP, "sched = WarmupCosine(opt, args.warmup_steps)", f"{UNCOUNTED} train.py:8"),
         (WARMUP, "sched = LambdaLR(opt, lambda n: n / args.warmup_steps)", f"{UNCOUNTED} train.py:5"),
         (WARMUP, "if step < args.warmup_steps:\n    rate = 1", f"{UNCOUNTED} train.py:5"),
         (WARMUP, "sched = get_scheduler(name(), opt, args.warmup_steps)", f"{UNCOUNTED} train.py:8"),
-        (WARMUP, OWN_SCHEDULER, "train.py:10 may change the value"),
-        (WARMUP, KNOWN_SCHEDULE.replace("warmup_steps", "warmup_steps * 2"), CHANGED),
-        (WARMUP, KNOWN_SCHEDULE + "for x in y:\n    loss.backward()\n    opt.step()\n    sched.step()", ""),
-        (WARMUP, KNOWN_SCHEDULE + "while x:\n  x.backward()\n  if i % 2:\n    opt.step()\n  sched.step()", CHANGED),
-        (WARMUP, "import accelerate\n" + KNOWN_SCHEDULE, "train.py:9 may change the value"),
-        (WARMUP, "import accelerate\nTrainingArguments(warmup_steps=args.warmup_steps)", ""),
+        (WARMUP, "TrainingArguments(warmup_steps=args.warmup_steps * 2)", CHANGED),
+        (WARMUP, "TrainingArguments(warmup_steps=args.warmup_steps)", ""),
         (RATE, "opt = torch.optim.SGD(model.parameters(), args.lr)", ""),
         (RATE, "opt = make(model, lr=args.lr)", ""),
+        (RATE, "def make_optimizer(lr):\n    return fixed()\nmake_optimizer(lr=args.lr)", UNUSED % 10),
+        (RATE, "def make_optimizer(n):\n    return SGD(weights, lr=n)\nmake_optimizer(args.lr)", ""),
         (RATE, "rate = args.lr * warm(step)\nfor group in opt.param_groups:\n    group['lr'] = rate", ""),
         (RATE, "train = TrainingArguments(learning_rate=args.lr)", ""),
         (RATE, "opt = SGD(model.parameters(), args.lr / 10)", CHANGED),

@@ -15,6 +15,7 @@ BY_OPTION = (
 )
 GROUP = 'dist.init_process_group("nccl")\n'
 PORT = 'os.environ["MASTER_PORT"] = "12355"\n'
+SET_PORT = 'os.environ.setdefault("MASTER_PORT", "12355")'
 WITHOUT_LAUNCHER = (
     f"try:\n    {GROUP}except KeyError:\n"
     '    dist.init_process_group("nccl", init_method="tcp://127.0.0.1:1", rank=0, world_size=1)\n'
@@ -24,7 +25,7 @@ WITHOUT_LAUNCHER = (
 @pytest.mark.parametrize(
     ("body", "line", "corrected"),
     [
-        (PORT + GROUP, 4, 'os.environ.setdefault("MASTER_PORT", "12355")'),
+        (PORT + GROUP, 4, SET_PORT),
         (  # an address with size and rank is one mistake
             GROUP.replace('")', '", init_method="tcp://localhost:9999", world_size=1, rank=0)'),
             4,
@@ -36,10 +37,12 @@ WITHOUT_LAUNCHER = (
         (f"if debug:\n    {PORT}{GROUP}", 0, ""),
         (WITHOUT_LAUNCHER, 0, ""),
         (f"{PORT}{GROUP}if n:\n    torch.multiprocessing.spawn(main, nprocs=n)\n", 0, ""),
+        (f"def join():\n    {GROUP}def start():\n    {PORT}    join()\nstart()\n", 7, SET_PORT),
+        (f"def join():\n    {GROUP}def start():\n    {PORT}    join() if debug else stay()\nstart()\njoin()\n", 0, ""),
     ],
 )
 def test_an_address_or_port_of_the_script(tmp_path: Path, body: str, line: int, corrected: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(f'{HEAD}{indent(body, "    ")}if __name__ == "__main__":\n    main()\n')
-    found = [(each.code, each.at.line, each.corrected) for each in read_script(script, tmp_path).mistakes]
-    assert found == ([("rendezvous-in-script", line, corrected)] if line else [])
+    found = [(each.at.line, each.corrected) for each in read_script(script, tmp_path).mistakes]
+    assert found == ([(line, corrected)] if line else [])

@@ -20,7 +20,7 @@ from ddplaunch.planning.script_numbers.handed_out import Plan, complete_from_scr
 from ddplaunch.script.read import read_script
 from ddplaunch.script.script_report import ScriptReport
 from ddplaunch.values.finding import UsageError
-from ddplaunch.values.resolved import Resolved, Source
+from ddplaunch.values.resolved import Resolved, Source, Unavailable
 from tests.planning.test_script_numbers import NUMBERS
 
 FLAG = Source("flag")
@@ -291,10 +291,96 @@ def test_a_json_file_alone_is_all_that_hugging_faces_parser_reads(tmp_path: Path
     write(tmp_path, {"train.py": HF, "args.json": '{"per_device_train_batch_size": 8,\n "learning_rate": 1e-5}\n'})
     found = launched(tmp_path, "args.json")
     assert (found.args, found.passed) == (("args.json",), ())
-    assert {each.reason for each in found.missing} == {
-        "no option for it was found, and train.py:5 may hide one",
-    }
+    assert {each.reason for each in found.missing} == {"only a file is read (train.py:6)"}
+    assert {each.fix for each in found.missing} >= {"read `ddplaunch.current().batch_size` in the script"}
     assert launched(tmp_path).args[:2] == ("--per_device_train_batch_size", "8")
+
+
+def test_a_placeholder_beside_a_file_that_is_read_alone_is_in_doubt(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": HF.replace("== 2", "> 1"), "args.json": "{}"})
+    found = launched(tmp_path, "args.json", "--per_device_train_batch_size={batch_size}")
+    assert dict(found.doubts)["batch_size"] == "only a file is read (train.py:6)"
+
+
+TWO_PARSERS = """
+    import argparse
+    from transformers import HfArgumentParser, TrainingArguments
+    p = argparse.ArgumentParser()
+    p.add_argument("config")
+    p.add_argument("--cfg-options", nargs="+")
+    args, rest = p.parse_known_args()
+    print(args.config, *rest)
+    if 0:
+        HfArgumentParser((TrainingArguments,)).parse_args_into_dataclasses(rest)
+"""
+
+
+def test_numbers_in_front_of_a_positional_of_an_earlier_parser_are_one_word_each(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": TWO_PARSERS})
+    found = launched(tmp_path, "a.py", "--cfg-options", "x=1").args
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(TWO_PARSERS).replace("from transformers", "#"), *found],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert done.stdout.split()[:2] == ["a.py", "--per_device_train_batch_size=8"]
+
+
+def test_numbers_stand_behind_a_file_that_hugging_faces_parsers_want_first(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": HF.replace("json", "yaml"), "a.yaml": "seed: 1\n"})
+    assert launched(tmp_path, "a.yaml", "--bf16=True").args[:3] == (
+        "a.yaml",
+        "--bf16=True",
+        "--per_device_train_batch_size=8",
+    )
+    options = Options(batch_option=Resolved("--per_device_train_batch_size", FLAG))
+    report = understood_as_said(Unavailable("unread"), options, Target("script", "train.py", ("a.yaml", "--bf16=True")))
+    assert forward(("a.yaml", "--bf16=True"), PLAN, report).args[2:] == ("--per_device_train_batch_size=8",)
+
+
+@pytest.mark.parametrize(
+    ("words", "reads"),
+    [
+        ("", True),
+        ("None", True),
+        ("sys.argv[1:]", True),
+        ("rest", True),
+        ("given", True),
+        ("args=['--lr', '1'] + sys.argv[1:]", True),
+        ("[*sys.argv[1:], '--lr', '1']", True),
+        ("WORDS", False),
+        ("args=['--batch-size', str(size)]", False),
+        ("[]", False),
+    ],
+)
+def test_options_of_a_parser_that_reads_a_list_of_its_own_are_not_passed(
+    tmp_path: Path, words: str, reads: bool
+) -> None:
+    script = f"""
+        import argparse, sys
+        WORDS = ["--batch-size", "16"]
+        def main(given=None):
+            p = argparse.ArgumentParser()
+            p.add_argument("--batch-size", type=int, default=64)
+            rest = argparse.ArgumentParser().parse_known_args()[1]
+            return p.parse_args({words})
+        main()
+    """
+    write(
+        tmp_path,
+        {
+            "train.py": script.replace(
+                "            rest =", "            rest =" if words == "rest" else "            #"
+            )
+        },
+    )
+    found = launched(tmp_path)
+    assert (found.args == ("--batch-size", "8")) is reads
+    size = [each.reason for each in found.missing if each.number == "batch_size"]
+    assert size == ([] if reads else ["`parse_args` reads a list of its own (train.py:8)"])
 
 
 @pytest.mark.parametrize(
@@ -302,6 +388,7 @@ def test_a_json_file_alone_is_all_that_hugging_faces_parser_reads(tmp_path: Path
     [
         ("argparse", "p.set_defaults(seed=1, **yaml.safe_load(open(known.c)))", None),
         ("argparse", "p.set_defaults(seed=1)", 64),
+        ("argparse", "p.set_defaults(**yaml.safe_load(open(known.c)))  # a.yaml has other keys", 64),
         ("yamlargparse", "", None),
     ],
 )
@@ -317,12 +404,14 @@ def test_options_that_a_file_gives_defaults_have_none_that_is_known(
         {defaults}
         args = p.parse_args(rest)
     """
-    write(tmp_path, {"train.py": script, "a.yaml": "seed: 1\nbatch_size: 16\n"})
+    write(
+        tmp_path, {"train.py": script, "a.yaml": f"seed: 1\n{'' if 'other keys' in defaults else 'batch_size: 16'}\n"}
+    )
     topology = Topology(Resolved(1, FLAG), Resolved(4, FLAG), 1)
     sizes = []
     for args in ((), ("-c", "a.yaml")):
         words = ("--batch-size", "8")  # jsonargparse's file would overwrite what stands before it
-        assert launched(tmp_path, *args).args == ((*words, *args) if size else (*args, *words))
+        assert launched(tmp_path, *args).args == ((*words, *args) if "**" not in defaults and size else (*args, *words))
         options = complete_from_script(Options(), Target("script", "train.py", args), topology, read(tmp_path, *args))
         sizes.append(options.batch_size and options.batch_size.value)
     assert sizes == [64, size]

@@ -169,6 +169,11 @@ OF_ACTOR = (
         ("import lightning as L\nL.Trainer(devices=-1)\n", None),
         ("import lightning as L\nL.Trainer(devices=torch.cuda.device_count())\n", None),
         ("import lightning as L\nif False:\n    L.Trainer(devices=1)\n", None),
+        ("import lightning as L\nif config['find_rate']:\n    L.Trainer(devices=1)\n", UNSURE),
+        (
+            "import lightning as L\ndef find():\n    L.Trainer(devices=1)\nL.pytorch.cli.LightningCLI(M, D)\nfind()",
+            UNSURE,
+        ),
         (VISIBLE + "dist.init_process_group()\n", ("CUDA_VISIBLE_DEVICES", 2, 2)),
         (VISIBLE + "torch.nn.DataParallel(model)\n", None),
         ("import lightning as L\nL.Trainer(devices=int(os.environ.get('SLURM_NTASKS', 1)))", UNSURE),
@@ -191,7 +196,7 @@ OF_ACTOR = (
 def test_devices_that_the_script_fixes(tmp_path: Path, body: str, fixed: tuple[str, int, int] | None) -> None:
     report = read(tmp_path, body)
     found = report.devices and (report.devices.name, report.devices.number, report.devices.at.line)
-    decided = dict(report.doubts).get("world_size", "").endswith("decides how many devices train")
+    decided = dict(report.doubts).get("world_size", "").endswith("may decide how many devices train")
     assert (found, decided) == ((None, True) if fixed == UNSURE else (fixed, False))
 
 

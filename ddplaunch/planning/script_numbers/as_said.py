@@ -10,6 +10,7 @@ from ddplaunch.planning.flag import named_option
 from ddplaunch.planning.launch import Target
 from ddplaunch.planning.options import Options
 from ddplaunch.planning.script_numbers.handed_out import FAMILIES, OPTION_FLAGS, PLAN_FACTOR, family_of
+from ddplaunch.script.declared import as_one_word, bare
 from ddplaunch.script.names import destination
 from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, LrRule, Meaning, ScriptReport
 from ddplaunch.values.finding import UsageError, usage
@@ -40,11 +41,10 @@ def understood_as_said(
         left = tuple(replace(each, meaning=None) if family_of(each) == family else each for each in report.options)
         named = None if said.value == "none" else _named(family, said, report)
         if named is not None:
-            there = any(each.flags == named.flags for each in left)
             placed = dict.fromkeys(named if each.flags == named.flags else each for each in left)  # once
-            left = tuple(placed) if there else (*left, named)
+            left = tuple(placed) if named in placed else (*left, named)
         others = tuple(each for each in report.ambiguous if each[0] not in FAMILIES[family])
-        script = replace(report, options=left, ambiguous=others)
+        script = replace(report, options=tuple(as_one_word(left, target.args)), ambiguous=others)
     return script
 
 
@@ -85,11 +85,7 @@ def _unread(name: str, report: ScriptReport) -> DeclaredOption:
 
 
 def _is_called(option: DeclaredOption, name: str) -> bool:
-    return any(name == flag or _bare(name) == _bare(flag) for flag in option.flags)
-
-
-def _bare(name: str) -> str:
-    return name.lstrip("-").replace("_", "-")
+    return any(name == flag or bare(name) == bare(flag) for flag in option.flags)
 
 
 def _unfit(family: str, name: str, said: Resolved[str], report: ScriptReport) -> UsageError:
@@ -97,7 +93,7 @@ def _unfit(family: str, name: str, said: Resolved[str], report: ScriptReport) ->
     return usage(
         f"`{OPTION_FLAGS[family]}={said.value}`: {report.path} declares no option `{name}` that takes one value",
         why="it declares " + (listed([f"`{each}`" for each in names], 12) or "no option that does"),
-        fix=f"name one of those, or put `{{{family}}}` where it belongs after `--`",
+        fix=f"{'name one of those, or ' if names else ''}put `{{{family}}}` where it belongs after `--`",
         where=str(said.source),
         code="script-option-unknown",
     )

@@ -206,21 +206,22 @@ def _missing(family: str, value: str, plan: Plan, script: ScriptReport | Unavail
         could = listed([f"`{each}`" for each in shared], last=" and ")
         choices = listed([f"`{flag}={each}`" for each in shared], last=" or ")
         return Missing(family, value, f"{could} could take it", choices)
-    named = read if script.complete else f"name its option, `{flag}=NAME`; or {placed}"
     stands = next((each for each in script.instead if each.meaning in FAMILIES[family]), None)
-    if stands is not None:
+    known = script.complete or script.by_file or (stands and stands.no_option)
+    named = read if known else f"name its option, `{flag}=NAME`; or {placed}"
+    if stands:
         return Missing(family, value, stands.clause, stands.fix or named)
     reason = f"no option for it was found{f', and {script.unread} may hide one' if script.unread else ''}"
     if script.configs:
-        reason = f"no key for it was read in {listed(script.configs, 3)}"
-    return Missing(family, value, reason, named)
+        reason = f"no key for it was recognized in {listed(script.configs, 3)}"
+    return Missing(family, value, script.by_file or reason, named)
 
 
 def _why_not_in(option: DeclaredOption, family: str, plan: Plan) -> tuple[str, str]:
     """Return why the script's option for a number cannot take it, and what helps, if known."""
     name = f"{option.after_flag} {option.flags[0]}".strip()
     if option.meaning in _UNITS:
-        fix = f"pass `{name}` yourself after `--`, without {FLAGS[family]}"
+        fix = f"pass `{name}` yourself after `--`, if the schedule in use reads it, without {FLAGS[family]}"
         return f"`{name}` takes {_UNITS[option.meaning]} ({option.at})", fix
     if not plan.automatic:
         return f"`--no-forward` leaves `{name}` alone", f"`{name} {{{family}}}` after `--`, or no `--no-forward`"

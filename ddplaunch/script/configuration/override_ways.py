@@ -14,8 +14,9 @@ from pathlib import Path
 from ddplaunch.script.configuration import config_files
 from ddplaunch.script.configuration.config_files import Entry
 from ddplaunch.script.names import assignments, at, destination, dotted, keyword, last, string, strings
+from ddplaunch.script.options.calls import has_positional
 from ddplaunch.script.program import Program, show
-from ddplaunch.script.reachable import ReachablePart
+from ddplaunch.script.reachable import ReachablePart, calls_in
 from ddplaunch.script.script_report import DeclaredAt, Spelling
 from ddplaunch.script.source import read_text
 from ddplaunch.values.frozen import dataclass
@@ -74,9 +75,8 @@ class Ways:
 
     def found(self) -> Iterator[Way]:
         """Yield every way."""
-        for part in self.parts:
-            for call in part.calls_of(*_READERS):
-                yield from self._called(call, part)
+        for call, part in calls_in(self.parts, *_READERS):
+            yield from self._called(call, part)
 
     def _lists(self) -> Iterator[tuple[str, str]]:
         """Yield the flag, empty for none, and the destination of each option that takes any number of words.
@@ -135,13 +135,7 @@ class Ways:
             for flag, dest in self._lists():
                 if dest in own:
                     return flag, False
-        left_over = any(each.calls_of("parse_known_args") for each in self.parts)
-        positional = any(
-            call.args and not (string(call.args[0]) or "-").startswith("-")
-            for each in self.parts
-            for call in each.calls_of("add_argument")
-        )
-        return "", left_over and not positional
+        return "", not has_positional(self.parts) and any(calls_in(self.parts, "parse_known_args"))
 
     def _yacs(self) -> Iterator[Entry]:
         """Yield what modules assign below a ``CfgNode``: ``_C.TRAIN.LR = 0.1``."""
@@ -160,12 +154,9 @@ class Ways:
     def _is_configurator(self, node: ast.AST) -> bool:
         """Return whether a file is executed that sets module-level names from ``--key=value`` words."""
         texts = [text for inner in ast.walk(node) if (text := string(inner))]
-        names = [text for text in (*texts, "/".join(texts)) if text.endswith(".py")]
-        for path in (folder / name for name in names for folder in (self.cwd, self.program.root.path.parent)):
-            read = read_text(path)
-            if read is not None and "globals()" in read.text and "argv" in read.text:
-                return True
-        return False
+        name = "/".join(texts).partition(".py")[0]
+        files = (read_text(folder / f"{name}.py") for folder in (self.cwd, self.program.root.path.parent))
+        return any(file and "globals()" in file.text and "argv" in file.text for file in files)
 
 
 def _globals_before(call: ast.Call, part: ReachablePart) -> Iterator[Entry]:

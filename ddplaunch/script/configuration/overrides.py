@@ -18,7 +18,7 @@ from ddplaunch.script.configuration.override_ways import Way, Ways
 from ddplaunch.script.flow import Flow
 from ddplaunch.script.known import UNKNOWN, known_value
 from ddplaunch.script.meaning import candidate
-from ddplaunch.script.names import last
+from ddplaunch.script.names import last, last_word
 from ddplaunch.script.program import Program, show
 from ddplaunch.script.script_report import DeclaredAt, DeclaredOption
 from ddplaunch.values.frozen import dataclass
@@ -111,18 +111,16 @@ class _Overrides:
         )
 
     def _with_defaults_of_files(self) -> Iterator[DeclaredOption]:
-        """Yield the declared options without their defaults if an existing file may give others.
-
-        A Hugging Face parser whose only argument is a file takes no options.
-        """
+        """Yield the declared options, without their defaults where existing files may give others."""
         names = {last(call.func) for part in self.parts for call in part.calls}
-        defaults = names & _FILE_DEFAULTS or self.ways.packages & _FILE_PARSERS
-        alone = len(self.args) == 1 and names & {"parse_json_file", "parse_yaml_file"}
-        if (defaults and self._files()) or (alone and self.args[0].endswith(config_files.ENDINGS)):
-            for option in self.declared:
-                takes = option.fillable and not (alone and option.parser == "transformers")
-                # jsonargparse overwrites with its file what stands before it
-                yield replace(option, default=None, computed=True, fillable=takes, comes_first=False)
+        files = self._files() if names & _FILE_DEFAULTS or self.ways.packages & _FILE_PARSERS else []
+        keys = {last_word(entry.key) for _, entries in files for entry in entries}
+        read = all(entries for _, entries in files)
+        for option in self.declared if files else ():
+            # jsonargparse overwrites with its file what stands before it
+            behind = replace(option, comes_first=False)
+            named = not read or last_word(option.dest) in keys
+            yield replace(behind, default=None, computed=True) if named else behind
 
     def _files(self) -> list[tuple[str, list[Entry]]]:
         """Return the entries of the files that the script names, and then of those that its arguments name."""

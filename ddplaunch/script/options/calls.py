@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ddplaunch.script.known import text_of
 from ddplaunch.script.names import (
@@ -19,7 +19,7 @@ from ddplaunch.script.names import (
     strings,
 )
 from ddplaunch.script.program import is_main_guard
-from ddplaunch.script.reachable import ReachablePart
+from ddplaunch.script.reachable import ReachablePart, calls_in
 from ddplaunch.script.script_report import DeclaredOption
 
 #: The kind of a switch that turns something off.
@@ -44,6 +44,12 @@ def argparse_options(part: ReachablePart) -> Iterator[DeclaredOption | None]:
             yield None
         elif flags and flags[0].startswith("-"):
             yield _argparse_option(part, call, flags, dotted(getattr(call.func, "value", None), {}) in subparsers)
+
+
+def has_positional(parts: Sequence[ReachablePart]) -> bool:
+    """Return whether a parser takes a word that no option precedes."""
+    calls = (call for call, _ in calls_in(parts, "add_argument"))
+    return any(call.args and not (string(call.args[0]) or "-").startswith("-") for call in calls)
 
 
 def _argparse_option(part: ReachablePart, call: ast.Call, flags: list[str], subcommand: bool) -> DeclaredOption:

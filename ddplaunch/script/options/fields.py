@@ -26,7 +26,6 @@ _CALLS = {
     "jsonargparse.auto_cli": "jsonargparse",
 }
 _HF_PARSERS = ("HfArgumentParser", "TrlParser")
-_OF_FILES = ("parse_json_file", "parse_yaml_file", "parse_dict")
 _MAKERS = (*_HF_PARSERS, "Fire", "cli", "CLI", "auto_cli")
 # https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments
 _TRAINING_ARGUMENTS = (
@@ -46,8 +45,6 @@ def configured_options(program: Program, part: ReachablePart) -> Iterator[Declar
     for call in part.calls_of(*_MAKERS):
         name = dotted(call.func, part.aliases)
         if last(call.func) in _HF_PARSERS:
-            if part.calls_of(*_OF_FILES) and "parse_args_" not in part.source.text:
-                continue  # what the command line says is not read
             given = call.args[0] if call.args else keyword(call, "dataclass_types")
             for item in _each_of(given, part.source):
                 yield from _of(program, part, item, "transformers", at(call, part.source))
