@@ -46,19 +46,14 @@ def script_spawns_processes(script: ScriptReport, launch: Launch) -> Iterator[Fi
     # A script that also reads torchrun's variables may spawn only if they are absent.
     aware = any(name in script.reads_env for name in ("LOCAL_RANK", "RANK", "TORCHELASTIC_RUN_ID"))
     starts = "starts its own processes"
+    why = f"if each copy starts one process per rank, {processes} x {processes} processes share the same GPUs and port"
     if script.spawns_alone:
         starts = "sets up a process group only between processes that it starts itself"
-        why = f"only the processes that it starts itself share a process group; each of the {processes} copies would "
-        why += "train alone, or start as many again on the same GPUs"
-    else:
-        why = (
-            f"if each copy starts one process per rank, up to {processes} x {processes} processes share the same GPUs "
-        )
-        why += "and port"
-    unsure = aware and not script.spawns_alone
+        why = f"only these share a group: each of the {processes} copies trains alone, or starts as many on its GPUs"
     target = launch.target
-    started = f"-m {target.name}" if target and target.kind == "module" else shlex.quote(script.path)
-    yield (warning if unsure else error)(
+    args = target.args if target else ()
+    started = shlex.join(("-m", target.name, *args) if target and target.kind == "module" else (script.path, *args))
+    yield (warning if aware and not script.spawns_alone else error)(
         "script-spawns-processes",
         f"{script.path} {starts}, and {processes} copies of it would run",
         why=why,
@@ -84,15 +79,14 @@ def script_demands_local_rank(script: ScriptReport, launch: Launch) -> Iterator[
     passed = target is not None and any(given(target.args, option, script.options) for option in options)
     if demanded is None and (accepted is None or passed or launch.topology.nproc_per_node.value == 1):
         return
-    ends = "argparse ends the script with a usage error"
-    same = "with the option's default every rank of a node takes the same GPU"
-    optional = " and without `required=True`" if demanded else ""
+    then = "argparse ends it with a usage error" if demanded else "by default every rank of a node takes the same GPU"
     yield (error if demanded else warning)(
         "script-demands-local-rank",
         f"{script.path} {'requires' if demanded else 'chooses its GPU by'} `{flag}`, which torchrun does not pass",
-        why=f"torchrun sets LOCAL_RANK in the environment instead, and {ends if demanded else same}",
-        fix=f'declare it with `default=int(os.environ.get("LOCAL_RANK", 0))`{optional}; or let a '
-        f"shell pass it: {_shell_passes(script.path, flag, target)}",
+        why=f"torchrun sets LOCAL_RANK in the environment instead, and {then}",
+        fix='declare it with `default=int(os.environ.get("LOCAL_RANK", 0))`'
+        f"{' and without `required=True`' if demanded else ''}; or let a shell pass it: "
+        f"{_shell_passes(script.path, flag, target)}",
         where=str(demanded or accepted),
     )
 
@@ -341,8 +335,12 @@ def lr_factor_large(launch: Launch) -> Iterator[Finding]:
     )
 
 
-_NUMBER = {"batch_size": "the batch size {}", "accum": "the accumulation of {}", "lr": "the learning rate {}"}
-_NUMBER |= {"warmup_steps": "the warmup of {} steps"}
+_NUMBER = {
+    "batch_size": "the batch size {}",
+    "accum": "the accumulation of {}",
+    "lr": "the learning rate {}",
+    "warmup_steps": "the warmup of {} steps",
+}
 
 
 def number_not_received(launch: Launch, script: ScriptReport) -> Iterator[Finding]:
@@ -362,8 +360,6 @@ def number_not_received(launch: Launch, script: ScriptReport) -> Iterator[Findin
         why = ", and ".join(filter(None, (", ".join(filter(None, reasons)), reason)))
         if len(group) > 1:
             why = why.replace(" for it", " for them")
-        if not why.endswith("without it"):
-            why += f"; it trains with {'a number' if len(group) == 1 else 'numbers'} of its own"
         yield warning(
             "number-not-received",
             f"{script.path} will not see {listed(numbers, len(numbers), last=' and ')}",

@@ -123,7 +123,7 @@ def in_one(sentences: Sequence[str]) -> str:
     if len(words) == 1:
         return sentences[0]
     if len(places) > 1 or len({len(words_of_one) for words_of_one in words}) > 1:
-        return f"{sentences[0]}; the others likewise"
+        return f"{sentences[0]}; the same for the others"
     every = listed([words_of_one[places[0]] for words_of_one in words], len(words), last=" and ")
     return " ".join((*words[0][: places[0]], every, *words[0][places[0] + 1 :]))
 

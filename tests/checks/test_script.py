@@ -44,11 +44,11 @@ ALONE = healthy_script(spawns=HERE, spawns_alone=True, reads_env=("RANK",))
 OF_SCRIPT = (
     fires("script-syntax-error", "not compile: line 3: b", script=healthy_script(syntax_error="line 3: bad")),
     silent("script-syntax-error"),
-    spawning("train.py:7 … python train.py`", script=SPAWNS),
+    spawning("train.py:7 … python train.py --batch-size 32`", script=SPAWNS),
     spawning("PORT=29500 python -m a.train`", launch=MODULE, script=SPAWNS),
     spawning("train.py:7", "warning", script=healthy_script(spawns=HERE)),
     silent("script-spawns-processes", launch=1, script=SPAWNS),
-    spawning("only between processes that it starts itself … train alone", script=ALONE),
+    spawning("only between processes that it starts itself … trains alone", script=ALONE),
 )
 
 

@@ -67,8 +67,8 @@ def test_signals_have_names_or_numbers() -> None:
 def test_sentences_that_differ_in_one_word_become_one() -> None:
     assert in_one(["read `a` here", "read `b` here", "read `c` here"]) == "read `a`, `b` and `c` here"
     assert in_one(["read `a` here", "read `a` here"]) == in_one(["read `a` here"]) == "read `a` here"
-    assert in_one(["{a} or `a`", "{b} or `b`"]) == "{a} or `a`; the others likewise"
-    assert in_one(["one", "one more"]) == "one; the others likewise"
+    assert in_one(["{a} or `a`", "{b} or `b`"]) == "{a} or `a`; the same for the others"
+    assert in_one(["one", "one more"]) == "one; the same for the others"
 
 
 def test_numbers_as_the_kernel_lists_them() -> None:
