@@ -128,7 +128,7 @@ def _refuse_few_slots(processes: int, slots: Mapping[str, int], options: Options
         raise usage(
             f"{processes} processes on each host, but {', '.join(f'{name} has {small[name]}' for name in small)} slots",
             why="the list of hosts says how many processes each takes",
-            fix=f"`ddplaunch run {min(small.values())} …`, or correct the list",
+            fix=f"`{min(small.values())}` in the place of `{processes}`, or correct the list",
             where=str(options.nproc.source) if options.nproc else tuple(small),
             code="slots-exceeded",
         )

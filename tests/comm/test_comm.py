@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from ddplaunch.cli.commands.launch import doctor
 from ddplaunch.cli.commands.launch.doctor import comm_words, device_of, run_comm_test
+from ddplaunch.cli.hosts.plan_hosts import AskedHosts
 from ddplaunch.cli.parsing.typed_words import TypedLaunch
 from ddplaunch.comm.checks import rate_text, run_measured, time_text
 from ddplaunch.comm.results import Comm, GroupResult, Test, comm_results
@@ -207,6 +211,27 @@ def test_which_device_is_tested() -> None:
     gpus, none = healthy_facts(torch_import=torch), healthy_facts(torch_import=replace(torch, device_count=0))
     assert device_of(Options(), [gpus, gpus]) == "cuda" and device_of(Options(), [gpus, none]) == "cpu"
     assert device_of(Options(device=Resolved("cpu", FLAG)), [gpus]) == "cpu"
+
+
+def test_a_host_without_gpus_gets_no_more_ranks_than_its_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_gpus = healthy_facts(torch_import=TorchImport("2.13.0", False, False, None, 0, ()))
+    answered = SimpleNamespace(reports=[SimpleNamespace(facts=without_gpus)], missing=())
+
+    def tested(words: Sequence[str]) -> Comm:
+        raise LookupError(words[1])
+
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    for name, stand_in in (
+        ("LaunchedHosts", lambda *_: SimpleNamespace(facts=lambda torch: answered)),
+        ("run_across", lambda *_: ()),
+        ("check", lambda *_: ()),
+        ("run_comm_test", tested),
+    ):
+        monkeypatch.setattr(doctor, name, stand_in)
+    test = partial(doctor._collectives, TypedLaunch({}), Options(), None)
+    for host, ranks in (("a:1", "1"), ("a", "2"), ("a:8", "2")):
+        with pytest.raises(LookupError, match=f"^{ranks}$"):
+            doctor._doctor_hosts(Options(), AskedHosts([host]), None, False, test)
 
 
 def test_doctor_tests_the_ranks_of_this_machine(tmp_path: Path) -> None:

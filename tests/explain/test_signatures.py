@@ -104,6 +104,10 @@ def test_every_part_and_sentence_of_a_family_is_used() -> None:
             assert [name for name in names if used.format(name) not in text] == [], family
 
 
+def test_no_fix_begins_with_the_or_that_is_put_between_fixes() -> None:
+    assert [fix for each in (*all_signatures(), *all_words()) for fix in each.fixes if fix.startswith("or ")] == []
+
+
 def test_every_name_that_the_engine_asks_for_has_words() -> None:
     code = "".join(path.read_text(encoding="utf-8") for path in EXPLAIN.rglob("*.py"))
     names = set(re.findall(r'\b(?:named|say)\(\s*"([\w-]+)"', code))

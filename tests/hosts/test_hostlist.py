@@ -118,6 +118,12 @@ def test_sizes_that_contradict(options: Options, slots: tuple[int | None, ...], 
     assert code_of(problem) == code
 
 
+def test_what_helps_where_slots_are_few_suits_every_command() -> None:
+    with pytest.raises(UsageError) as problem:
+        sized(said("4"), ("a", "b"), (8, 2))
+    assert problem.value.findings[0].fix == "`2` in the place of `4`, or correct the list"
+
+
 def test_environment_by_an_allow_list() -> None:
     kept = {"NCCL_DEBUG": "INFO", "HF_TOKEN": "x", "PYTHONPATH": "/p"}
     dropped = {"HOME": "/root", "CUDA_VISIBLE_DEVICES": "0", "MASTER_ADDR": "a", "SSH_AUTH_SOCK": "s"}

@@ -32,9 +32,9 @@ def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 def doctor(made: Lab, hosts: tuple[Node, ...], *words: str) -> subprocess.Popen[str]:
-    names = ",".join(host.name for host in hosts)
-    size = "2" if len(hosts) == 1 else "1"
-    argv = made.login.command(ddplaunch("doctor", size, "--hosts", names, "--comm", "--json", *words), made.work)
+    slots = 2 if len(hosts) == 1 else 1
+    names = ",".join(f"{host.name}:{slots}" for host in hosts)
+    argv = made.login.command(ddplaunch("doctor", "--hosts", names, "--comm", "--json", *words), made.work)
     pipe = subprocess.PIPE
     return subprocess.Popen(argv, env=clean_environment(), stdout=pipe, stderr=pipe, text=True)
 

@@ -65,7 +65,7 @@ _START_S = 180.0  # for the ranks to import torch and meet, over all hosts
 _MOST_GROUPS = 10  # one after the other: all ranks, hosts, rounds of pairs, doubtful pairs again
 _SILENT_S = 30.0  # then a host is lost: a test has nothing that would be worth a longer cut
 _GRACE_S = 30.0  # torchrun's
-_ON_CPU = "2"  # ranks on a host where neither NPROC nor GPUs set the number
+_ON_CPU = 2  # ranks on a host, at most, where neither NPROC nor GPUs set the number
 _TIMEOUT_S = 60.0  # for each group by default: the longer one of ``examples.comm_test``
 _NO_LAUNCH = Unavailable("hosts are checked without a launch; `ddplaunch run --hosts … --dry-run` checks one")
 
@@ -115,11 +115,12 @@ def _doctor_hosts(
     asked_hosts: AskedHosts,
     script: list[str] | None,
     json: bool,
-    test: Callable[[Sequence[Facts], Sequence[str]], Comm] | None,
+    test: Callable[[Sequence[Facts], Sequence[str], int], Comm] | None,
 ) -> int:
     """Check all hosts and show them side by side; a finding is shown once for all hosts that have it.
 
-    ``test`` tests collectives between the hosts that meet; it gets their facts, and the names of the missing hosts.
+    ``test`` tests collectives between the hosts that meet; it gets their facts, the names of the missing hosts, and how
+    many ranks a host takes that has no GPUs.
     """
     target = parse_target(script) if script is not None else None
     hosts = hosts_of(asked_hosts)
@@ -135,7 +136,9 @@ def _doctor_hosts(
         outcomes_of_hosts = [check(options, _NO_LAUNCH, report.facts, _NO_LAUNCH) for report in reports]
         meeting = launched.meeting(gathered) if len(reports) > 1 else ()
     if test is not None and reports and (len(reports) == 1 or isinstance(meeting, Meeting)):
-        measured = test([report.facts for report in reports], [finding.where[0] for finding in gathered.missing])
+        on_cpu = min(_ON_CPU, *(host.slots or _ON_CPU for host in hosts))
+        missing = [finding.where[0] for finding in gathered.missing]
+        measured = test([report.facts for report in reports], missing, on_cpu)
         of_all += run_measured(measured, ignored(options))
     findings = (*gathered.missing, *(finding for outcome in of_all for finding in outcome.findings))
     named_findings: list[tuple[str | None, Finding]] = [(None, finding) for finding in alike(findings)]
@@ -165,16 +168,18 @@ def _collectives(
     timeout_s: float | None,
     facts: Sequence[Facts],
     missing: Sequence[str] = (),
+    on_cpu: int = _ON_CPU,
     hosts: Sequence[str] = (),
 ) -> Comm:
     """Test collectives on this machine, on all nodes of its Slurm job, or on ``hosts``, given as typed.
 
-    ``facts`` are those of the machines that answered, ``missing`` the others; ``timeout_s`` is `--comm-timeout`.
+    ``facts`` are those of the machines that answered, ``missing`` the others; ``timeout_s`` is `--comm-timeout`,
+    ``on_cpu`` the ranks on each of them where there are no GPUs and NPROC was not given.
     """
     nproc = typed.nproc
     if device_of(options, facts) == "cpu" and options.nproc is None and "SLURM_JOB_ID" not in os.environ:
         device = Resolved("cpu", Source("detected", "no GPU"))
-        nproc, typed = _ON_CPU, replace(typed, said={"device": device, **typed.said})
+        nproc, typed = str(on_cpu), replace(typed, said={"device": device, **typed.said})
     say("testing collectives")
     machines = [*hosts, *(f"--exclude={name}" for name in missing)]
     return run_comm_test(comm_words(typed, nproc, machines, timeout_s))
@@ -222,11 +227,11 @@ def _failure(report: StartReport, status: int) -> Finding:
     refusing = errors(report.findings)
     if report.run_id is None and refusing:
         return refusing[0]
-    outcome = None if report.directory is None else read_record(report.directory).outcome
-    diagnosis = None if outcome is None else outcome.diagnosis
+    outcome = report.directory and read_record(report.directory).outcome
+    diagnosis = outcome and outcome.diagnosis
     fix = "`ddplaunch run 2 --device cpu -- -m ddplaunch.examples.comm_test` shows what it prints"
     if report.run_id is not None:
         fix = f"`ddplaunch explain {report.run_id}`"
-    if diagnosis is not None:
+    if diagnosis:
         return error(diagnosis.code, diagnosis.what, why=diagnosis.why, fix=fix)
     return error("", f"its run ended with status {status}", why="a training on these ranks might end alike", fix=fix)
