@@ -105,6 +105,7 @@ def test_a_record_that_could_not_be_brought_at_the_end_is_brought_by_explain(two
         assert run.ended() == 1, run.said
         assert "alpha1: its record was not brought; `ddplaunch explain` tries again" in run.flat
         assert "the launch on alpha1 ended with status 1" in say(two, "explain", "late", status=1).stdout
+    assert "output of late, asking alpha1 for the rest" in say(two, "logs", "late").stderr
     found = say(two, "explain", "late", status=1).stdout
     assert "KeyError: 'label' at fails.py:7" in found and "rank 1 on alpha1" in found, found
     with two.configured("Host alpha1\n  Port 9"):

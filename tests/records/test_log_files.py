@@ -85,7 +85,7 @@ def test_lines_with_times_are_merged_and_those_without_follow_their_own(call: Ca
         f"[{HOST}:0] 2026-11-21 10:00:05 b",
         f"[{HOST}:1] 2026-11-21 10:00:03 d",  # it has no end yet: a line is shown when it is whole
     ]
-    assert said.err == ""
+    assert said.err == "output of r\n"
 
 
 def test_without_times_ranks_come_one_after_the_other(call: Call, run: Path) -> None:
@@ -105,7 +105,7 @@ def test_one_rank_is_shown_byte_for_byte(run: Path) -> None:
     path = log(run, 0, "")
     path.write_bytes(bar)
     log(run, 1, "other\n")
-    said = spawn(["logs", "--rank", "0"], run.parents[2])
+    said = spawn(["logs", "r", "--rank", "0"], run.parents[2])
     assert (said.returncode, said.stdout, said.stderr) == (0, bar, b"")
 
 
@@ -224,7 +224,7 @@ def test_follow_shows_the_last_lines_and_goes_on_to_the_end(start_run: StartRun,
 
 def test_a_reader_that_goes_away_is_no_error(run: Path) -> None:
     log(run, 0, "x\n" * 1_000_000)
-    said = spawn(["logs"], run.parents[2], shell="| head -1")
+    said = spawn(["logs", "r"], run.parents[2], shell="| head -1")
     assert (said.returncode, said.stdout, said.stderr) == (0, f"[{HOST}:0] x\n".encode(), b"")
 
 

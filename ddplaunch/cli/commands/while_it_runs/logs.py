@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ddplaunch.cli.parsing.command import RECORDED_RUN, RUN_DIR, Command
 from ddplaunch.cli.parsing.typed_words import whole_number
-from ddplaunch.cli.streams import tell, tell_findings
+from ddplaunch.cli.streams import say, tell, tell_findings
 from ddplaunch.cli.which_run import kept_elsewhere, which_run
 from ddplaunch.hosts.json_lines import json_line
 from ddplaunch.hosts.session.each_host import EachHost
@@ -24,7 +24,7 @@ from ddplaunch.records.run_states import live_run
 from ddplaunch.ui.logs_view import Lines, cut_text, prefix_of
 from ddplaunch.ui.terminal import Terminal, write
 from ddplaunch.values.finding import ExitStatus, usage
-from ddplaunch.values.words import host_name, numbers_of
+from ddplaunch.values.words import host_name, listed, numbers_of
 
 COMMAND = Command(
     examples=(
@@ -68,6 +68,9 @@ def logs(
             fix=f"`ddplaunch logs {directory.name} --follow` waits for it",
             code="no-output-recorded",
         )
+    asked = f", asking {listed([place.host for place in away.places])} for the rest" if away else ""
+    if run is None or asked:
+        say(f"output of {directory.name}{asked}")
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
     prefix = None if ranks is not None and len(ranks) == 1 else _prefix(directory, away)
     show = Lines(prefix, on_terminal, untouched=on_terminal or not follow)
