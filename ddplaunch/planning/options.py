@@ -250,7 +250,7 @@ class Options:
     )
     debug: Resolved[int] | None = _integer(SHOWING, "The rank that waits for a debugger: debugpy, port 5678.")
     phases: Resolved[bool] | None = _switch(
-        SHOWING, "Measure where each step's time goes: data, forward, backward, communication, optimizer.", "switch"
+        SHOWING, "Measure where each step's time goes, live in `top`; name a late rank or host.", "switch"
     )
 
 

@@ -60,9 +60,10 @@ def met_at(saw: Sequence[Mapping[str, Any]]) -> list[str]:
 def test_a_name_that_means_loopback_to_rank_0_and_a_directory_of_the_run_that_hosts_share(debian: Lab) -> None:
     """They record in it, and bring nothing."""
     shared = debian.folder / "shared"
-    words = ("2x1", "--master-addr", "alpha0", "--run-dir", str(shared))
+    words = ("2x1", "--master-addr", "alpha0", "--run-dir", str(shared), "--phases")
     run = Launched(debian, "loopback", *words, script=("sees.py",))
     assert met_at(seen(debian, run)) == [f"{debian.hosts[0].address} {INTERFACE}"] * 2
+    assert "`ddplaunch top loopback` names a late host" in run.flat
     record = shared / "runs" / "loopback"
     assert json.loads((record / "outcome.json").read_text())["state"] == "succeeded"
     assert [len(list(record.glob(f"node-{node}/attempt-0/rank-{node}.out"))) for node in (0, 1)] == [1, 1]

@@ -15,12 +15,7 @@ from ddplaunch.cli.configuration import with_configuration
 from ddplaunch.cli.execute import new_token, show_launch
 from ddplaunch.cli.hosts.hosts_console import HostsConsole
 from ddplaunch.cli.hosts.hosts_verdict import EndedLaunch
-from ddplaunch.cli.hosts.plan_hosts import (
-    AskedHosts,
-    LaunchedHosts,
-    Planned,
-    hosts_of,
-)
+from ddplaunch.cli.hosts.plan_hosts import AskedHosts, LaunchedHosts, Planned, hosts_of
 from ddplaunch.cli.parsing.typed_words import TypedLaunch
 from ddplaunch.cli.prepare import errors, record_directory
 from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
@@ -115,7 +110,11 @@ def _launch(links: Links, planned: Planned, script: Sequence[str], begun_s: floa
     directory = record_directory(base, launch.run_id)
     lock, token = hold_run(base, launch, "launcher"), new_token()
     noted = write_record(launch, sys.argv, os.environ, facts, planned.findings, base, token=token)
-    notes = (*notes_on([part.report.name for part in parts]), *launch.notes)
+    notes = (
+        *notes_on([part.report.name for part in parts]),
+        *[f"`ddplaunch top {launch.run_id}` names a late host"][: value_of(launch.options.phases, False)],
+        *launch.notes,
+    )
     of_all = replace(launch, topology=replace(launch.topology, node_rank=None), notes=notes)  # this process is no node
     show_launch(of_all, planned.findings, facts, lock, noted)
     grace_s = value_of(launch.options.grace_s, _GRACE_S)

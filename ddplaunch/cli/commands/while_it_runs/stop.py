@@ -12,14 +12,7 @@ from ddplaunch.planning.settings import Settings
 from ddplaunch.records.directory import note_stop
 from ddplaunch.records.find import RunRecord, read_record
 from ddplaunch.records.launchers import Launched, read_launched
-from ddplaunch.ui.stop_view import (
-    begin_on_hosts,
-    begin_text,
-    hosts_lines,
-    stop_findings,
-    stop_json,
-    stopped_text,
-)
+from ddplaunch.ui.stop_view import begin_on_hosts, begin_text, hosts_lines, stop_findings, stop_json, stopped_text
 from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.variable_names import SETTINGS
 from ddplaunch.values.words import host_name
