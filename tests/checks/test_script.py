@@ -258,7 +258,7 @@ HELD_BACK = healthy_launch(missing=(Missing("lr", "0.1", "`--lr-option none`", a
 UNREAD = "nothing reads `--accum-steps` (train.py:9); the effective batch is without it"
 NOT_RECEIVED = (
     *(
-        unseen_is(f"{unseen} … for it was found; … read `{name}`", "warning", launch=lacking((name, value)))
+        unseen_is(f"{unseen} … for it was found … read `{name}`", "warning", launch=lacking((name, value)))
         for name, value, unseen in (
             ("batch_size", "8", "the batch size 8"),
             ("accum", "4", "the accumulation of 4"),

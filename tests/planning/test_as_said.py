@@ -109,6 +109,9 @@ def test_an_option_that_cannot_take_a_number_is_refused_with_those_that_can(valu
     assert finding.why == (
         "it declares `--batch-size`, `--images`, `--lr`, `--head-lr`, `--accum`, `--micro-steps`, `--warmup`"
     )
+    with pytest.raises(UsageError) as caught:
+        understood_as_said(ScriptReport("train.py"), said(batch_option=value), TRAIN)
+    assert caught.value.findings[0].fix.startswith("put `{batch_size}`")
 
 
 @pytest.mark.parametrize("script", [replace(READ, complete=False), Unavailable("not a Python file")])
