@@ -201,12 +201,12 @@ def infiniband_port_down(network: NetworkFacts, environment: dict[str, str], lau
 
 # Set by launchers that may start several torchrun nodes on one host, where each sees the master address as its own.
 _RANKS_OF_TASKS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-_LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback", "::1")
+_LOOPBACK_NAMES = "localhost localhost.localdomain ip6-localhost ip6-loopback ::1"
 
 
 def _is_loopback(address: str) -> bool:
     """Whether ``address``, an IP address or a name, always means the local host."""
-    return address.startswith("127.") or address.strip("[]").partition("%")[0].lower() in _LOOPBACK_NAMES
+    return address.startswith("127.") or address.strip("[]").partition("%")[0].lower() in _LOOPBACK_NAMES.split()
 
 
 def host_name_unresolvable(host: HostFacts, launch: Launch | None = None) -> Findings:

@@ -5,13 +5,7 @@ from __future__ import annotations
 from ddplaunch.checks.check import Findings, checks_in
 from ddplaunch.checks.known_variables import user_variables
 from ddplaunch.checks.variables import active_ports
-from ddplaunch.machine.facts import (
-    CpuFacts,
-    LimitFacts,
-    MemoryFacts,
-    NetworkFacts,
-    ShmFacts,
-)
+from ddplaunch.machine.facts import CpuFacts, LimitFacts, MemoryFacts, NetworkFacts, ShmFacts
 from ddplaunch.planning.launch import Launch
 from ddplaunch.planning.ranks.placement import said_workers
 from ddplaunch.values.finding import error, warning

@@ -13,14 +13,15 @@ from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 
-from ddplaunch.checks.check import Check, Findings, checks_in
+from ddplaunch.checks.check import Findings, checks_in
 from ddplaunch.machine.facts import TorchFacts
 from ddplaunch.planning.launch import Launch, Needs
 from ddplaunch.planning.options import flags_of_options
+from ddplaunch.script.declared import given, is_same_value
 from ddplaunch.script.names import FunctionNodes, records_of, records_of_text
-from ddplaunch.script.script_report import DeclaredAt, ScriptReport
+from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, ScriptReport
 from ddplaunch.values.finding import error, warning
-from ddplaunch.values.words import nearest
+from ddplaunch.values.words import listed, nearest
 
 #: Texts of scripts that change where modules are found, or that may do without GPUs.
 _FINDS_MODULES = re.compile(r"sys\.(?:path|modules|meta_path)|addsitedir|\bpip\b")
@@ -116,25 +117,30 @@ def cuda_without_gpus(launch: Launch, torch: TorchFacts) -> Findings:
 
 
 #: Options of `run` that are no fields of ``Options``.
-_OF_RUN = ("--dry-run", "--detach", "--hosts", "--hostfile", "--profile")
+_OF_RUN = "--dry-run --detach --hosts --hostfile --profile"
+
+
+#: What argparse calls with a value, for the types that are known.
+_TYPES: dict[str | None, type] = {None: str, "str": str, "int": int, "float": float}
 
 
 def script_arguments(script: ScriptReport, launch: Launch) -> Findings:
-    """The script does not know an argument.
+    """The script does not know an argument, or refuses its value.
 
-    Where the source shows every option of an argparse, the launch is refused. Elsewhere only options of ddplaunch after
-    `--` are named, unless the script may declare them where it was not read. Remedy: the option that the finding
-    proposes, the script's own `--help`, or the option before `--`.
+    Where the source shows every option of an argparse, the launch is refused: for an option that is not declared, and
+    for a value that is no number where `type=int` or `type=float`, or none of the literal `choices`. Elsewhere only
+    options of ddplaunch after `--` are named, unless the script may declare them where it was not read. Remedy: the
+    option or value that the finding proposes, the script's own `--help`, or the option before `--`.
     """
     options, target = script.options, launch.target
     if target is None or script.unread or not (script.complete or options):
         return
-    certain = script.complete and bool(options) and all(option.parser == "argparse" for option in options)
-    words = target.args[: target.args.index("--")] if "--" in target.args else target.args
+    certain = script.complete and {option.parser for option in options} == {"argparse"}
+    words = target.args[: [*target.args, "--"].index("--")]
     flags = ["--help", "--version", *(flag for option in options for flag in option.flags)]
-    ours = {*_OF_RUN, *(flag.flag for flag in flags_of_options().values())}
+    ours = {*_OF_RUN.split(), *(flag.flag for flag in flags_of_options().values())}
     for name in (word.partition("=")[0] for word in words):
-        unknown = name.startswith("--") and len(name) > 3 and not any(flag.startswith(name) for flag in flags)
+        unknown = name.startswith("--") and not any(flag.startswith(name) for flag in flags)
         if unknown and (certain or name in ours):
             near = nearest(name, flags)
             fix = f"did you mean `{near}`?" if near else f"`python {script.path} --help` lists its options"
@@ -147,6 +153,29 @@ def script_arguments(script: ScriptReport, launch: Launch) -> Findings:
                 fix=f"put `{name}` before `--`: it is an option of ddplaunch" if name in ours else fix,
                 where=script.path,
             )
+    for option in options if certain else ():
+        for value in given(words, option, options):
+            # which of two parsers reads the words of an option that both declare is not known
+            if (accepted := _accepted(option, value)) and max(map(flags.count, option.flags)) == 1:
+                yield error(
+                    "script-arguments",
+                    f"`{option.flags[0]} {value}` is not {accepted}",
+                    why="argparse ends every rank with a usage error",
+                    fix=f"`python {script.path} --help` lists what it accepts",
+                    where=str(option.at),
+                )
+
+
+def _accepted(option: DeclaredOption, value: str) -> str:
+    """Return what an option accepts where that is not ``value``, else nothing."""
+    try:
+        _TYPES[option.kind](value)
+    except KeyError:  # it may accept anything
+        return ""
+    except ValueError:
+        return f"of `type={option.kind}`"
+    fit = any(one is None or is_same_value(value, one) for one in option.choices or [None])
+    return "" if fit else f"one of {listed(option.choices, 8)}"
 
 
 def rendezvous_in_script(script: ScriptReport, launch: Launch) -> Findings:
@@ -172,4 +201,4 @@ def rendezvous_in_script(script: ScriptReport, launch: Launch) -> Findings:
             )
 
 
-CHECKS: tuple[Check, ...] = checks_in(globals(), "mistakes")
+CHECKS = checks_in(globals(), "mistakes")

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
 
-from ddplaunch.checks.check import Check, checks_in
+from ddplaunch.checks.check import Findings, checks_in
 from ddplaunch.checks.variables import launcher_of_target
 from ddplaunch.planning.launch import Launch, Missing, Target
 from ddplaunch.script.declared import given, is_same_value
 from ddplaunch.script.script_report import NO_GROUP, DeclaredOption, ScriptReport
-from ddplaunch.values.finding import Finding, error, warning
+from ddplaunch.values.finding import error, warning
 from ddplaunch.values.words import count, in_one, listed
 
 _LOCAL_RANK_FLAGS = ("--local-rank", "--local_rank")
 
 
-def script_syntax_error(script: ScriptReport) -> Iterator[Finding]:
+def script_syntax_error(script: ScriptReport) -> Findings:
     """The script does not compile in this Python.
 
     Every rank would start and then end in the same SyntaxError. A script for a newer Python than this interpreter
@@ -33,7 +32,7 @@ def script_syntax_error(script: ScriptReport) -> Iterator[Finding]:
         )
 
 
-def script_spawns_processes(script: ScriptReport, launch: Launch) -> Iterator[Finding]:
+def script_spawns_processes(script: ScriptReport, launch: Launch) -> Findings:
     """The script starts its own ranks, and torchrun would start the script once per rank.
 
     `mp.spawn` with one process per GPU, run by N ranks, starts N x N processes that compete for the same GPUs and
@@ -63,7 +62,7 @@ def script_spawns_processes(script: ScriptReport, launch: Launch) -> Iterator[Fi
     )
 
 
-def script_demands_local_rank(script: ScriptReport, launch: Launch) -> Iterator[Finding]:
+def script_demands_local_rank(script: ScriptReport, launch: Launch) -> Findings:
     """The script needs --local-rank, which torchrun does not pass.
 
     torch.distributed.launch appended it to the arguments; torchrun sets LOCAL_RANK in the environment of each rank and
@@ -110,7 +109,7 @@ _OF_RANKS = re.compile(r"(?i)gpu|rank|distributed|ddp|per[ -]node")
 _OF_NODES_HELP = re.compile(r"(?i)\b(?:nodes|machines|hosts)\b")
 
 
-def launch_contradicted(launch: Launch, script: ScriptReport) -> Iterator[Finding]:
+def launch_contradicted(launch: Launch, script: ScriptReport) -> Findings:
     """An argument of the script names another launch than this one.
 
     A world size that is too large makes all ranks wait for ones that nobody starts, one that is too small leaves ranks
@@ -180,8 +179,15 @@ def launch_contradicted(launch: Launch, script: ScriptReport) -> Iterator[Findin
             )
 
 
-_SIZES = {"world-size": "world_size", "local-rank": "local_rank", "nproc": "nproc", "nproc-per-node": "nproc"}
-_SIZES |= {"ngpus-per-node": "nproc", "num-machines": "nnodes", "machine-rank": "node-rank"}
+_SIZES = {
+    "world-size": "world_size",
+    "local-rank": "local_rank",
+    "nproc": "nproc",
+    "nproc-per-node": "nproc",
+    "ngpus-per-node": "nproc",
+    "num-machines": "nnodes",
+    "machine-rank": "node-rank",
+}
 _OF_NODES = ("nnodes", "node-rank", "master-addr", "master-port")
 _VARIABLES = {"world_size": "WORLD_SIZE", "nproc": "LOCAL_WORLD_SIZE", "local_rank": "LOCAL_RANK"}
 
@@ -195,7 +201,7 @@ def _size_of(option: DeclaredOption) -> str:
     return name if option.takes_value and not of_nodes and not of_data else ""
 
 
-def script_never_initialises(script: ScriptReport, launch: Launch) -> Iterator[Finding]:
+def script_never_initialises(script: ScriptReport, launch: Launch) -> Findings:
     """The script sets up no process group and uses no framework that would.
 
     Each rank would train a separate model on all of the data: N times the work for nothing. The check stays silent if
@@ -218,7 +224,7 @@ def script_never_initialises(script: ScriptReport, launch: Launch) -> Iterator[F
     )
 
 
-def distributed_switch_off(script: ScriptReport, launch: Launch) -> Iterator[Finding]:
+def distributed_switch_off(script: ScriptReport, launch: Launch) -> Findings:
     """An option of the script keeps it from setting up a process group.
 
     Some scripts only call `init_process_group` if a switch such as `--distributed` was passed, or if an option has
@@ -249,7 +255,7 @@ def distributed_switch_off(script: ScriptReport, launch: Launch) -> Iterator[Fin
     )
 
 
-def option_given_twice(script: ScriptReport, launch: Launch) -> Iterator[Finding]:
+def option_given_twice(script: ScriptReport, launch: Launch) -> Findings:
     """One of the script's numbers is passed twice with different values.
 
     argparse and similar parsers silently take the last one. The check only looks at options that stand for a number of
@@ -272,7 +278,7 @@ def option_given_twice(script: ScriptReport, launch: Launch) -> Iterator[Finding
 _LARGE_FACTOR = 8.0  # one server of eight GPUs is the smallest configuration in Goyal et al. 2017
 
 
-def dataset_smaller_than_batch(launch: Launch) -> Iterator[Finding]:
+def dataset_smaller_than_batch(launch: Launch) -> Findings:
     """The dataset is smaller than one effective batch.
 
     With `drop_last=True` an epoch then has no step at all, and the training ends without having trained; without it the
@@ -307,7 +313,7 @@ def _reaches(launch: Launch, number: str) -> bool:
     return launch.target is None or number in launch.receives
 
 
-def lr_factor_large(launch: Launch) -> Iterator[Finding]:
+def lr_factor_large(launch: Launch) -> Findings:
     """The learning rate is scaled linearly by 8 or more, without a warmup.
 
     Goyal et al. 2017 (arXiv:1706.02677) showed linear scaling for SGD with a gradual warmup over five epochs; without
@@ -343,7 +349,7 @@ _NUMBER = {
 }
 
 
-def number_not_received(launch: Launch, script: ScriptReport) -> Iterator[Finding]:
+def number_not_received(launch: Launch, script: ScriptReport) -> Findings:
     """The script will not see a number that was given.
 
     Numbers reach a script through a placeholder in its arguments, an option that it declares, or the environment
@@ -369,4 +375,4 @@ def number_not_received(launch: Launch, script: ScriptReport) -> Iterator[Findin
 
 
 _NUMBERS = (dataset_smaller_than_batch, lr_factor_large, number_not_received)
-CHECKS: tuple[Check, ...] = checks_in(globals(), "script", numbers=_NUMBERS)
+CHECKS = checks_in(globals(), "script", numbers=_NUMBERS)

@@ -11,9 +11,9 @@ from ddplaunch.machine.facts import PathFact
 from ddplaunch.values.finding import error, warning
 from ddplaunch.values.words import size_text
 
-_REMOTE = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "9p", "davfs")
+_REMOTE = "nfs nfs4 cifs smb3 smbfs afs 9p davfs"
 # Parallel file systems (Lustre, GPFS, BeeGFS, WekaFS) are built for many readers and are not on the list.
-_REMOTE_FUSE = ("sshfs", "s3fs", "gcsfuse", "rclone", "goofys", "blobfuse", "blobfuse2", "mountpoint-s3")
+_REMOTE_FUSE = "sshfs s3fs gcsfuse rclone goofys blobfuse blobfuse2 mountpoint-s3"
 _FULL_BYTES = 100 * MIB
 _NO_ROOM_BYTES = 1 << 20  # for the record
 _LOW_BYTES = GIB
@@ -128,7 +128,7 @@ def data_on_slow_storage(data_paths: tuple[PathFact, ...]) -> Findings:
 def is_remote(filesystem: str | None) -> bool:
     """Whether a file system type of /proc/mounts is a general-purpose network mount."""
     kind = filesystem or ""
-    return kind in _REMOTE or kind.removeprefix("fuse.") in _REMOTE_FUSE
+    return kind in _REMOTE.split() or kind.removeprefix("fuse.") in _REMOTE_FUSE.split()
 
 
 def output_not_writable(output_paths: tuple[PathFact, ...]) -> Findings:

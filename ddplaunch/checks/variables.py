@@ -15,22 +15,18 @@ from ddplaunch.values.codec import toml_beside
 from ddplaunch.values.finding import error, warning
 from ddplaunch.values.words import listed, nearest
 
-_LAUNCHERS = ("torchrun", "torchx", "accelerate", "deepspeed", "mpirun", "mpiexec", "horovodrun", "srun", "ddplaunch")
-_LAUNCHER_MODULES = (
-    "torch.distributed.run",
-    "torch.distributed.launch",
-    "accelerate.commands.launch",
-    "accelerate.commands.accelerate_cli",
-    "deepspeed.launcher.runner",
-    "ddplaunch",
-)
+_PROGRAMS = "torchrun torchx accelerate deepspeed mpirun mpiexec horovodrun srun ddplaunch"
+_MODULES = """
+    torch.distributed.run torch.distributed.launch accelerate.commands.launch accelerate.commands.accelerate_cli
+    deepspeed.launcher.runner ddplaunch
+"""
+_LAUNCHERS, _LAUNCHER_MODULES = _PROGRAMS.split(), _MODULES.split()
 # The variables that torchrun sets for each worker (torch/distributed/elastic/agent/server/local_elastic_agent.py),
 # without MASTER_ADDR, MASTER_PORT and NODE_RANK: people set those on purpose, and the plan shows them.
-_RANK_VARIABLES = (
-    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"),
-    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
-    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_ERROR_FILE"),
-)
+_RANK_VARIABLES = """
+    RANK LOCAL_RANK GROUP_RANK ROLE_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_WORLD_SIZE ROLE_WORLD_SIZE
+    TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_ERROR_FILE
+"""
 _OPERATOR = "KUBERNETES_SERVICE_HOST"  # Kubeflow's operators set RANK and WORLD_SIZE in a pod on purpose
 # of each worker process; Ray Train's have the variables of a rank, in pods as well:
 # https://docs.ray.io/en/latest/serve/advanced-guides/multi-app-container.html#environment-variables
@@ -45,7 +41,7 @@ def leftover_rank_variables(environment: dict[str, str]) -> Findings:
     there where torchrun or Ray Train starts ddplaunch, several times, and each starts all ranks. The check stays silent
     in a Kubernetes pod, where an operator sets them on purpose, unless Ray runs there. Remedy: `unset` them.
     """
-    present = [name for name in _RANK_VARIABLES if name in environment]
+    present = [name for name in _RANK_VARIABLES.split() if name in environment]
     if present and (_OPERATOR not in environment or _RAY_WORKER in environment):
         yield warning(
             "leftover-rank-variables",

@@ -30,9 +30,8 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 }
 _UNARY: dict[type[ast.unaryop], Callable[[Any], object]] = {ast.Not: operator.not_, ast.USub: operator.neg}
 #: Usual names of variables with parsed arguments or a configuration.
-NAMESPACES = frozenset(
-    {"args", "arguments", "opt", "opts", "options", "cfg", "config", "conf", "params", "hparams", "flags", "FLAGS"}
-)
+_NAMESPACES = "args arguments opt opts options cfg config conf params hparams flags FLAGS"
+NAMESPACES = frozenset(_NAMESPACES.split())
 _DEPTH = 12
 #: Variables that every rank of a launch has.
 TORCHRUN_NAMES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})

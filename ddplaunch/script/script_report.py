@@ -63,8 +63,9 @@ class DeclaredOption:
 
     ``flags`` are its spellings (``("--batch-size", "-b")``), ``takes_value`` is False for switches, ``default`` the
     literal default as source text or None, ``computed`` whether there is a default that is no literal. ``kind`` is the
-    name of its type if the source shows it, ``help`` its text as far as it is literal, ``dest`` the name of its value
-    in the script. ``fillable`` is False where a number cannot be put in front: behind a subcommand, for several values.
+    name of its type if the source shows it, ``choices`` the values that it may have, of which None is one that is no
+    literal, ``help`` its text as far as it is literal, ``dest`` the name of its value in the script. ``fillable`` is
+    False where a number cannot be put in front: behind a subcommand, for several values.
 
     ``doubt`` says why its value may not be what trains, as a clause. ``meaning`` is the number of the plan that it
     stands for and ``because`` says what that was read from, as a clause;
@@ -81,6 +82,7 @@ class DeclaredOption:
     default: str | None = None
     computed: bool = False
     kind: str | None = None
+    choices: tuple[str | None, ...] = ()
     help: str = ""
     dest: str = ""
     fillable: bool = True

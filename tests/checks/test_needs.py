@@ -97,6 +97,15 @@ READ, PART = healthy_script(options=OPTIONS), healthy_script(options=OPTIONS, co
 BARE, UNREAD = healthy_script(options=()), healthy_script(options=(), complete=False)
 FIRE = healthy_script(options=(*OPTIONS, DeclaredOption(("--x",), HERE, parser="fire")))
 
+VALUES: dict[str, tuple[str | None, tuple[str | None, ...]]] = {
+    "--epochs": ("int", ()),
+    "--amp": (None, ("fp16", "bf16")),
+    "--lr": ("float", ()),
+    "--steps": ("of_text", ()),
+}
+VALUES |= {"--k": (None, ("x", None)), "--to": ("int", ("1", "9"))}
+TYPED = healthy_script(options=tuple(DeclaredOption((n,), HERE, kind=k, choices=c) for n, (k, c) in VALUES.items()))
+
 
 def given(args: str) -> Launch:
     return healthy_launch(target=Target("script", "train.py", tuple(args.split())))
@@ -119,6 +128,13 @@ CASES = (
     fires("script-arguments", "did you mean `--batch-size`?", launch=given("--batch-sizes 16"), script=READ),
     fires("script-arguments", "`python train.py --help` lists", launch=given("--zebra=1"), script=READ),
     silent("script-arguments", launch=given("--batch 16384 --lr=1 --help -5e-4 -- --zebra"), script=READ),
+    fires(
+        "script-arguments", "`--epochs ten` is not of `type=int` … train.py:7", launch=given("--e ten"), script=TYPED
+    ),
+    fires("script-arguments", "`--amp fp8` is not one of fp16, bf16", launch=given("--amp=fp8"), script=TYPED),
+    silent("script-arguments", launch=given("--epochs 010 --amp fp16 --lr 1e-3 --steps x --k z --to 9"), script=TYPED),
+    silent("script-arguments", launch=given("--epochs ten"), script=replace(TYPED, options=TYPED.options * 2)),
+    silent("script-arguments", launch=given("--epochs ten"), script=replace(TYPED, complete=False)),
     silent("script-arguments", launch=given("--zebra"), script=FIRE),
     silent("script-arguments", launch=given("--accum 2"), script=UNREAD),
     silent("script-arguments", launch=given("--dry-run"), script=healthy_script(options=OPTIONS, unread=HERE)),

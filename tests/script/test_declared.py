@@ -66,6 +66,13 @@ def test_argparse_as_in_crowd_bt(tmp_path: Path) -> None:
     assert not any("data" in item.flags for item in report.options)
 
 
+def test_literal_choices_are_read(tmp_path: Path) -> None:
+    head = "import argparse\np = argparse.ArgumentParser()\nNAMES = ['a']\n"
+    lines = "p.add_argument('--a', choices=['x', -1])\np.add_argument('--b', choices=NAMES)\n"
+    report = read(tmp_path, head + lines + "p.add_argument('--c', choices=('x', other()))\np.parse_args()\n")
+    assert [each.choices for each in report.options] == [("x", "-1"), (), ("x", None)]
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -70,6 +70,7 @@ def _argparse_option(part: ReachablePart, call: ast.Call, flags: list[str], subc
         default="True" if action == STORE_FALSE and default is None else literal(default, part.source),
         computed=is_computed(default),
         kind=STORE_FALSE if action == STORE_FALSE else last(kind) or (ast.unparse(kind) if kind else None),
+        choices=tuple(literal(each, part.source) for each in getattr(keyword(call, "choices"), "elts", ())),
         help=text_of(keyword(call, "help")),
         dest=string(keyword(call, "dest")) or destination(flags),
         fillable=not several and not subcommand,
