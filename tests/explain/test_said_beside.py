@@ -81,6 +81,12 @@ def test_messages_have_their_meaning_and_a_fix() -> None:
             *("a signal ended a process of rank 1's DataLoader (Terminated)", "ask who ended it"),
         ),
         "NameError: name 'lables' is not defined. Did you mean: 'labels'?": ("is close to it", "`labels`, if"),
+        "AttributeError: module 'torch.nn.functional' has no attribute 'cros'. Did you mean: 'cross_entropy'?": (
+            *("has no `cros`; it has `cross_entropy`", "`cross_entropy`, if it is misspelt there"),
+        ),
+        "TypeError: pad() got an unexpected keyword argument 'lenght'. Did you mean 'length'?": (
+            *("is close to it", "`length`, if"),
+        ),
         "RuntimeError: Expected all tensors to be on the same device, but found two devices, cuda:1 and cpu!": (
             *("one tensor is on cuda:1, the other on cpu", "set_device"),
         ),
