@@ -217,7 +217,7 @@ class RunFacts:
 
     ``state`` is from ``outcome.json``, ``signal`` the number that the launcher got, ``plan`` from ``run.json``,
     ``argv`` the command as typed, ``oom_kills`` from the cgroup's ``memory.events``, ``dmesg`` the kernel's lines since
-    the run began, ``slurm_job`` from the launch's environment, ``stopped_by`` the user who typed `ddplaunch stop`,
+    the run began, ``run`` all of ``run.json``, ``stopped_by`` the user who typed `ddplaunch stop`,
     ``findings`` what the launch warned of, as `run.json` has it.
     ``launcher_lost``: its host ended it because it lost the launcher over ssh. ``full_disks``: folders of the run
     without free space, and how much is left. ``just_ended``: files on this machine are still as the ranks saw them.
@@ -234,7 +234,7 @@ class RunFacts:
     shm_free_bytes: int | None = None
     shm_size_bytes: int | None = None
     full_disks: tuple[tuple[str, str], ...] = ()
-    slurm_job: str | None = None
+    run: Mapping[str, Any] | None = None
     stopped_by: str | None = None
     launcher_lost: bool = False
     just_ended: bool = False

@@ -110,7 +110,7 @@ class Words(NamedTuple):
 
 def words_of(signature: Signature, groups: Mapping[str, str]) -> Words:
     """Return the texts of a signature, filled with ``groups``; a fix with a missing group is left out."""
-    fixes = (filled(fix, groups) for fix in signature.fixes if set(FIELD.findall(fix)) <= groups.keys())
+    fixes = (filled(fix, groups) for fix in signature.fixes if None not in map(groups.get, FIELD.findall(fix)))
     return Words(filled(signature.what, groups), filled(signature.why, groups), tuple(fixes))
 
 

@@ -40,7 +40,7 @@ from ddplaunch.machine.files import read_plain
 from ddplaunch.values.variable_names import TRIAL
 from ddplaunch.values.words import SIGNALS, nearest, ranks_text, signal_name, size_text
 
-_LONG, _GENERAL, _REPORTED, _PY_SPY, _VARIABLE, _TYPED, _SIZE, _MISSING, _NAME = patterns("shown-words")
+_LONG, _GENERAL, _REPORTED, _PY_SPY, _VARIABLE, _TYPED, _SIZE, _MISSING, _NAME, _RAN_BY = patterns("shown-words")
 _CRASHES = (SIGNALS["SIGABRT"], SIGNALS["SIGBUS"], SIGNALS["SIGKILL"], SIGNALS["SIGSEGV"])
 _IN_OUTPUT = "its output ends there: look for these words in the script and in what it calls"
 _CALLS = "look for `sys.exit`, `os._exit` and `abort` in the script and in what it calls"
@@ -60,6 +60,8 @@ def worded(cause: RootCause) -> Diagnosis:
     line = cause.candidate.line.text if cause.candidate else ""
     dumped = bool(cause.dumped) or "Fatal Python error" in line
     concrete = tuple(_command_fixes(cause.code, facts, dumped))
+    for match in _RAN_BY.finditer(f"{words.what} {facts.run}"):
+        concrete = say("ran-by", **match.groupdict()).fixes
     general = _still_to_do([fix for fix in words.fixes if not (concrete and _GENERAL.search(fix))], facts, dumped)
     raised, calls = cause.candidate.raised if cause.candidate and cause.speaks else None, cause.calls
     if cause.candidate and raised:
@@ -348,7 +350,8 @@ def _signal_to_launcher(code: str, facts: RunFacts) -> Words:
 
 def _who_asked(facts: RunFacts) -> str:
     """Return how to find out who ended a run by SIGTERM; it mentions Slurm only if the run was in a job."""
-    known = {"job": facts.slurm_job} if facts.slurm_job else {"run": ""} if facts.argv else {}
+    job = _at(facts.run, "environment", "SLURM_JOB_ID")
+    known = {"job": job} if job else {"run": ""} if facts.argv else {}
     return say("who-asked", **known).fixes[0]
 
 

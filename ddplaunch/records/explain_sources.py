@@ -18,7 +18,7 @@ from ddplaunch.explain.diagnosis import LogSource, RunFacts
 from ddplaunch.machine.files import Piece, pieces_of
 from ddplaunch.records.directory import path_text
 from ddplaunch.records.find import RunRecord, numbered, read_record
-from ddplaunch.records.json_files import as_text, objects
+from ddplaunch.records.json_files import objects
 from ddplaunch.records.log_files import log_parts
 from ddplaunch.records.outcome import rank_end
 from ddplaunch.values.finding import UsageError, usage
@@ -108,12 +108,12 @@ def _facts(record: RunRecord) -> RunFacts | None:
 
 
 def facts_of_run(run: Mapping[str, Any]) -> RunFacts:
-    """Return the facts in run.json: the plan, the command as typed, the Slurm job, warnings, and the user's files."""
-    plan, argv, environment, code = (run.get(name) for name in ("plan", "argv", "environment", "code"))
+    """Return the facts in run.json: the plan, the command as typed, warnings, and the user's files."""
+    plan, argv, code = (run.get(name) for name in ("plan", "argv", "code"))
     return RunFacts(
         plan=plan if isinstance(plan, dict) else None,
         argv=tuple(map(str, argv)) if isinstance(argv, list) else None,
-        slurm_job=as_text(environment.get("SLURM_JOB_ID")) if isinstance(environment, dict) else None,
+        run=run,
         findings=tuple(objects(run.get("findings"))),
         code=tuple(code) if isinstance(code, dict) else (),
     )

@@ -128,3 +128,28 @@ def test_a_lower_rate_is_an_option_of_ours_only_where_the_script_receives_it(pla
     (fix,) = (fix for fix in diagnosed(lost_all, RunFacts(state="failed", plan=plan)).fixes if "lower the" in fix)
     takes_rate = "lr" in str(plan)
     assert fix == f"lower the learning rate{' (`--lr` or `--base-lr`)' * takes_rate}, or lengthen the warmup"
+
+
+@pytest.mark.parametrize(
+    ("environment", "active"),
+    [
+        ({"CONDA_PREFIX": "/opt/conda", "VIRTUAL_ENV": "/home/ana/env"}, "/home/ana/env"),
+        ({"CONDA_PREFIX": "/opt/conda"}, "/opt/conda"),
+        ({"CONDA_PREFIX": "/opt/conda", "VIRTUAL_ENV": "/opt/env"}, ""),  # the ranks' own
+        ({}, ""),
+    ],
+)
+def test_a_missing_module_names_the_ranks_interpreter_and_the_active_environment(
+    environment: dict[str, str], active: str
+) -> None:
+    run = {"environment": environment, "host": {"python": {"version": "3.11", "executable": "/opt/env/bin/python"}}}
+    ours = {"plan": {"target": {"kind": "script"}}, **run}
+    fixes = diagnosed(raised(1, "ModuleNotFoundError: No module named 'tokenkit'"), RunFacts(run=ours)).fixes
+    there = f"the ranks ran /opt/env/bin/python, and the active environment is {active}: "
+    assert [fix for fix in fixes if "active environment" in fix] == (
+        [f"{there}start ddplaunch there, if it has `tokenkit`"] if active else []
+    )
+    assert any(fix.startswith("`/opt/env/bin/python -m pip install tokenkit`") for fix in fixes)
+    other = {"plan": {"target": {"kind": "executable"}}, **run}  # which has an interpreter of its own
+    fixes = diagnosed(raised(1, "ModuleNotFoundError: No module named 'tokenkit'"), RunFacts(run=other)).fixes
+    assert not any("/opt/env" in fix for fix in fixes)

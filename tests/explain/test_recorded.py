@@ -166,7 +166,11 @@ def test_only_a_launch_that_filled_options_in_is_told_how_to_leave_them_out() ->
     ("facts", "says", "never"),
     [
         (RunFacts(stopped_by="ada"), "stopped by ada with `ddplaunch stop`", "sacct"),
-        (RunFacts(slurm_job="17", argv=("ddplaunch", "run")), "`sacct -j 17 -o State,ExitCode,Reason`", "JOBID"),
+        (
+            RunFacts(run={"environment": {"SLURM_JOB_ID": "17"}}, argv=("ddplaunch", "run")),
+            "`sacct -j 17 -o State,ExitCode,Reason`",
+            "JOBID",
+        ),
         (RunFacts(argv=("ddplaunch", "run")), "a `kill` from another shell, or a supervisor", "sacct"),
         (RunFacts(), "in a job of Slurm, `sacct -j JOBID", "ddplaunch stop"),
     ],
