@@ -94,7 +94,7 @@ def prepare(
     def decide(run_id: str) -> Launch:
         record = str(record_directory(base, run_id))
         launch = resolve(options, target, replace(situation, run_id=run_id, record=record))
-        return replace(launch, notes=(*notes(environ, time.time()), *launch.notes))
+        return replace(launch, notes=(*notes(environ, time.time(), launch.topology.nnodes.value), *launch.notes))
 
     launch = decide(run_id)
     launch = replace(launch, needs=needs(launch, cwd))

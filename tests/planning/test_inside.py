@@ -229,14 +229,19 @@ def test_what_was_typed_wins_over_other_systems_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "by"), [({"PBS_NODEFILE": "c1\nc1\nc2\nc2\n"}, "PBS"), ({"LSB_MCPU_HOSTS": "c1 2 c2 2"}, "LSF")]
+    ("environ", "by"),
+    [
+        ({"PBS_NODEFILE": "c1\nc1\nc2\nc2\n"}, "PBS"),
+        ({"LSB_MCPU_HOSTS": "c1 2 c2 2"}, "LSF"),
+        ({"LSB_HOSTS": "c1 c1 c2 c2"}, "LSF"),
+    ],
 )
 def test_a_job_whose_other_hosts_would_stand_idle_is_refused(environ: dict[str, str], by: str) -> None:
     with pytest.raises(UsageError, match=f"{by} gave this job several hosts, c1,c2"):
         complete(Options(), environ)
     alone = Options(nnodes=Resolved(NodeRange(1, 1), Source("flag")))
     assert complete(alone, environ) == alone
-    one_host = {name: value.split("\n")[0].replace(" c2 2", "") for name, value in environ.items()}
+    one_host = {name: value.split("\n")[0].partition(" c2")[0] for name, value in environ.items()}
     assert complete(Options(), one_host).nnodes in (None, Resolved(NodeRange(1, 1), Source("environment")))
 
 
@@ -247,9 +252,20 @@ def test_each_system_has_a_sign_that_is_looked_for_first_and_stale_ones_decide_n
         assert complete(Options(), environ) == Options()
     # a pod of an indexed job knows its rank, and no number of nodes
     environ = {"JOB_COMPLETION_INDEX": "1"}
-    assert complete(Options(), environ) == Options() and notes(environ, 0) == ()
+    assert complete(Options(), environ) == Options()
     two = Options(nnodes=Resolved(NodeRange(2, 2), Source("flag")))
     assert complete(two, environ).node_rank == Resolved(1, Source("environment", "JOB_COMPLETION_INDEX"))
+
+
+@pytest.mark.parametrize(
+    ("variable", "fix"),
+    [("JOB_COMPLETION_INDEX", "`--nnodes N --master-addr HOST` joins N pods"), ("RAY_RAYLET_PID", "`--hosts a,b`")],
+)
+def test_a_launch_on_one_node_is_told_of_others_that_there_may_be(variable: str, fix: str) -> None:
+    (note,) = notes({variable: "1"}, 0)
+    assert note.startswith(f"{variable}: ") and "trains alone" in note and fix in note
+    assert notes({variable: "1"}, 0, nodes=2) == (), "which were told of"
+    assert notes(BATCH, 0, nodes=2) == notes(BATCH, 0) != (), "a job of Slurm stays one"
 
 
 def test_a_launch_that_mpirun_starts_several_times_is_refused() -> None:

@@ -20,7 +20,7 @@ _SIZES = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")  # Open MPI and MVAPICH
 #: Variables of which each system that is known sets one.
 SIGNS = (
     *("SLURM_JOB_ID", "PET_NNODES", "SKYPILOT_NUM_NODES", "DSTACK_NODES_NUM", "SM_HOSTS", "PBS_NODEFILE"),
-    *("LSB_MCPU_HOSTS", "JOB_COMPLETION_INDEX"),
+    *("LSB_MCPU_HOSTS", "LSB_HOSTS", "JOB_COMPLETION_INDEX", "RAY_RAYLET_PID"),
 )
 
 
@@ -94,10 +94,13 @@ def _own_devices(options: Options, place: PlaceInJob) -> tuple[Resolved[tuple[st
     return (Resolved(pair, Source(place.by, "this task's own GPUs")),)
 
 
-def notes(environ: Mapping[str, str], now_s: float) -> tuple[str, ...]:
-    """Return one clause on who set up this job, with the time that is left if Slurm says it."""
+def notes(environ: Mapping[str, str], now_s: float, nodes: int = 1) -> tuple[str, ...]:
+    """Return one clause on who set up this job, with the time that is left if Slurm says it.
+
+    A launch on several ``nodes`` needs no hint that there may be others.
+    """
     place = recognise(environ)
-    if place is None or not place.note:
+    if place is None or not place.note or (nodes > 1 and place.by == "environment" and "nnodes" not in place.said):
         return ()
     from ddplaunch.planning.inside.place_in_job import first_number
 

@@ -48,7 +48,7 @@ def find_system(environ: Mapping[str, str]) -> PlaceInJob | None:
         "master_addr": text("master_addr") or host or next(iter(hosts), None),
         "master_port": first_number({**environ, "": port}, *row.get("master_port", ()), ""),
     }
-    note = f"{row['by']}: node {'?' if rank is None else rank} of {nodes}" if nodes else ""
+    note = f"{row['by']}: node {'?' if rank is None else rank} of {nodes}" if nodes else row.get("hint", "")
     alone_of = hosts if row.get("first_alone") and len(hosts) > 1 else ()
     values = {
         key: Resolved(value, Source(by, *row.get(key, ())[:1])) for key, value in said.items() if value is not None
