@@ -11,10 +11,11 @@ from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import count, listed
 
 _NAMED = 3
-#: How to copy the files here that git does not ignore, new ones too, to one host and directory; and to each host.
+#: How to copy the files here that git does not ignore, new ones too, to one host and directory; and to each host. Hosts
+#: may lack rsync, not tar.
 TO_HOST = (
-    "`git ls-files -zco --exclude-standard | rsync -a0 --files-from=- ./ {0}:{1}/` (without git "
-    "`rsync -aC --max-size=9m ./ {0}:{1}/`)"
+    "`git ls-files -zco --exclude-standard | tar c --null -T - | ssh {0} tar x -C {1}` (without git "
+    "`find . -not -path '*/.*' -type f -size -9M -print0 | tar c --null -T - | ssh {0} tar x -C {1}`)"
 )
 TO_EACH = f"for each host, {TO_HOST.format('HOST', 'DIR')}"
 

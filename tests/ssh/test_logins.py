@@ -116,4 +116,9 @@ def test_start_up_files_and_keys_of_no_use(two: Lab) -> None:
     (two.work / "here.py").write_text("print()\n")
     said = dry_run(two, script="here.py", status=4, COLUMNS="9999")
     assert "error[host-script-missing]: alpha0 and alpha1: there is no `here.py` in " in said
-    assert f"for host in alpha0 alpha1; do rsync -aC --max-size=9m ./ $host:{two.work}/; done" in said
+    typed = said.partition("error[host-script-missing]")[2].partition("(without git `")[2].partition("`)")[0]
+    assert typed.startswith("for host in alpha0 alpha1; do find . "), said
+    start_up.write_text("")  # there is no tar on its PATH
+    done = two.login.run(["sh", "-c", typed], two.work, clean_environment())
+    assert done.returncode == 0, done.stdout + done.stderr
+    dry_run(two, script="here.py", status=0)
