@@ -199,7 +199,10 @@ def test_what_slurm_refuses_leaves_no_job(
     cluster: Cluster, place: Path, words: tuple[str, ...], said: tuple[str, ...]
 ) -> None:
     done = cluster.ddplaunch("submit", *words, "--", "train.py", cwd=place)
-    assert done.returncode == 4 and all(each in " ".join(done.stderr.split()) for each in said), done.stderr
+    told = " ".join(done.stderr.split())
+    assert done.returncode == 4 and all(each in told for each in said), done.stderr
+    for typed in re.findall(r"`(s(?:info|control) [^`]*)`", told):
+        assert "gpu" in cluster.run(["sh", "-c", typed], place).stdout, typed
     assert cluster.run(["squeue", "-h"], place).stdout == ""
 
 
