@@ -34,7 +34,7 @@ MOST_TOKENS = {
     "comm": 2_904,
     "values": 5_128,  # of which planning, checks, hosts and cli gave 40
     "scaling": 4_152,
-    "api": 2_769,  # of which values gave 190
+    "api": 2_813,  # of which values gave 190
     "examples": 3_686,
     "": 181,
 }

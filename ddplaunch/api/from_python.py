@@ -91,8 +91,10 @@ class LaunchRefused(_ToldInFull, DdplaunchError):
         self.exit_status = status
 
     def __str__(self) -> str:
-        text = "\n".join(f"{finding.what}\n  why: {finding.why}\n  fix: {finding.fix}" for finding in self.findings)
-        typed = re.sub(r"`ddplaunch run (\d+) -- [^`]*`", r"`nproc=\1`", text)
+        text = "\n".join(
+            "\n  --> ".join((one.what, *one.where)) + f"\n  why: {one.why}\n  fix: {one.fix}" for one in self.findings
+        )
+        typed = re.sub(r"`ddplaunch run (\d+) -- [^`]*`", r"`nproc=\1`", re.sub(r"\n  --> flag: .*", "", text))
         return _FLAG.sub(_argument, typed).replace("NPROC", "nproc")
 
 
@@ -148,7 +150,7 @@ def launch(
 def launch(
     what: Any,
     nproc: int | str | None = None,
-    *,
+    *words_of_script: Any,
     args: Sequence[object] = (),
     kwargs: Any = None,
     module: Any = False,
@@ -174,6 +176,8 @@ def launch(
     Outcome is returned instead), TypeError for an unknown option, or for a function or arguments that cannot be
     pickled. For a function, RunFailed has the exception of the first failed rank as its ``__cause__``.
     """
+    if words_of_script:
+        raise LaunchTypeError("launch() takes a script's words, and a function's arguments, by name: `args=[…]`")
     words = [] if nproc is None else [str(nproc)]
     words += _option_words(options)
     if not callable(what):
@@ -214,7 +218,8 @@ def _option_words(options: Mapping[str, Option]) -> list[str]:
         if name not in flag_by_name:
             if (removal := removed("run", f"--{name}")) is not None:
                 raise LaunchTypeError(f"launch() has no option `{name}`: {removal.findings[0].fix}")
-            hint = f"; did you mean `{near}`?" if (near := nearest(name, flag_by_name)) else ""
+            near = "args" if name.endswith("args") else nearest(name, flag_by_name)
+            hint = f"; did you mean `{near}`?" if near else ""
             raise LaunchTypeError(f"launch() has no option `{name}`{hint} (`ddplaunch run --help` lists them)")
         if value is not None:
             words += _words_of(flag_by_name[name], value)

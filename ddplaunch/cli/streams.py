@@ -23,7 +23,7 @@ from typing import Any
 from ddplaunch.ui.speech import findings_text
 from ddplaunch.ui.terminal import Terminal, speak, write
 from ddplaunch.values.codec import plain
-from ddplaunch.values.finding import Finding
+from ddplaunch.values.finding import Finding, Severity
 from ddplaunch.values.frozen import dataclass
 
 VARIABLE = "DDPLAUNCH_TOLD"
@@ -53,10 +53,11 @@ def answer_json(value: Any) -> None:
 
 
 def tell_findings(findings: Sequence[Finding]) -> None:
-    """Write findings to stderr, each in four lines."""
+    """Write findings to stderr, each in four lines; a program that started this one raises its errors itself."""
     if findings:
-        tell(findings_text(findings, Terminal.of(sys.stderr)) + "\n")
         tell_findings_to_starter(findings)
+        if _path() is None or all(one.severity is not Severity.ERROR for one in findings):
+            tell(findings_text(findings, Terminal.of(sys.stderr)) + "\n")
 
 
 @dataclass(frozen=True)

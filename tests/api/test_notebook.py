@@ -87,6 +87,7 @@ def test_a_cell_shows_rank_0_and_ends_with_its_ranks_or_with_one_line(tmp_path: 
     assert after.outputs[-1].data["text/plain"] == "False"  # nothing of CUDA can be touched without it
     assert refused.outputs[-1].traceback[0] == "LaunchRefused: `nowhere.py` does not exist", "none stands above it"
     assert [line[:7] for line in refused.outputs[-1].traceback[1:]] == ["  why: ", "  fix: "]
+    assert said(refused, "stderr") == "nothing was launched\n", "what is wrong is said once"
     assert interrupted.outputs[-1].ename == "KeyboardInterrupt" and len(ranks) == 2
     assert not any(each.is_running() for each in ranks)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch import LaunchRefused, Outcome, RunFailed
+from ddplaunch import LaunchRefused, Outcome, RunFailed, launch
 from ddplaunch.api.child import Ended
 from ddplaunch.api.from_python import NOT_HERE, _option_words, _outcome
 from ddplaunch.cli.parsing.command import options_of
@@ -48,6 +48,7 @@ def test_every_option_of_run_can_be_given() -> None:
     [
         ({"nprocs": 2}, "did you mean `nproc`"),
         ({"dry_run": True}, "no option `dry_run`"),
+        ({"script_args": ["--lr", "1"]}, "did you mean `args`"),
         ({"capture": "no"}, "`capture` is True or False"),
         ({"batch_size": [8, 16]}, "`batch_size` takes one value"),
     ],
@@ -72,6 +73,14 @@ def test_a_refusal_names_arguments_not_flags(told: str, in_python: str) -> None:
     refused = LaunchRefused(2, error("usage", told, why=told, fix=told))
     assert str(refused) == f"{in_python}\n  why: {in_python}\n  fix: {in_python}"
     assert refused._render_traceback_()[0] == f"LaunchRefused: {in_python}"
+    placed = LaunchRefused(4, error("x", "a", why="b", fix="c", where=("train.py:4", "flag: NPROC")))
+    assert str(placed) == "a\n  --> train.py:4\n  why: b\n  fix: c", "an argument has no flag"
+
+
+def test_words_of_the_script_without_their_name_are_told_it() -> None:
+    with pytest.raises(TypeError, match=r"by name: `args=\[…\]`") as raised:
+        launch("train.py", 2, ["--lr", "1"])  # type: ignore[call-overload]
+    assert hasattr(raised.value, "_render_traceback_")
 
 
 def test_what_a_launch_that_is_over_raises() -> None:

@@ -56,7 +56,7 @@ from ddplaunch.values.words import count, duration_text, listed
 Ending = Literal["measured", "ended", "failed", "refused", "timed-out", "interrupted"]
 
 #: Flags of a launch that a trial decides for itself, or that would prolong it.
-_OWN = ("nproc", "nnodes", "run_id", "run_dir", "phases", "prove", "timeout", "show", "verbose", "max_restarts")
+_OWN = "nproc nnodes run_id run_dir phases prove timeout show verbose max_restarts"
 _MARK = "`ddplaunch.step(samples=…)` in the script marks a step where no optimizer of torch makes one"
 _LOOK_S = 0.2
 _EMPTY = 16  # epochs without a batch after which the trial ends
@@ -214,7 +214,7 @@ class Trials:
         words = ["run", f"1x{change.ranks}", "--run-id", run_id, "--phases"]  # a job may have more nodes
         for name, value in (*place.variables.items(), (TRIAL, f"{self._group}/{change.name}")):
             words += ["--env", f"{name}={value}"]  # before the user's own, which win
-        words += replace(self._typed, said=change.said).words(_OWN)
+        words += replace(self._typed, said=change.said).words(_OWN.split())
         return [*words, "--run-dir", str(place.records), "--", *self.script]
 
     def _watch(self, poll: Callable[[], int | None], change: Change, record: Path, steps: FollowedSteps) -> Ending:

@@ -14,7 +14,7 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.variable_names import own_command
 
 #: Caches of compilers and model hubs that trials may add to: variables, and folders in the home directory.
-_CACHES = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
+_CACHES = "XDG_CACHE_HOME HF_HOME TORCH_HOME TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR CUDA_CACHE_PATH"
 _CACHES_OF_HOME = (".cache", ".triton", ".nv", ".config/matplotlib")
 
 
@@ -48,7 +48,7 @@ class TrialPlace:
         """Return a command prefix that runs the command after it in this place; empty where trials change the tree."""
         if self.folder is None:
             return []
-        caches = [path for name in _CACHES if (path := os.environ.get(name))]
+        caches = [path for name in _CACHES.split() if (path := os.environ.get(name))]
         caches += [str(Path.home() / name) for name in _CACHES_OF_HOME]
         places = map(str, (self.folder, self.tree, self.records, self.temporary, lock_directory(os.environ)))
         return [*own_command(sys.executable, "ddplaunch.machine.scratch_tree", *places, *caches), "--"]

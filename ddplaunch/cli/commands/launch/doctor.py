@@ -55,12 +55,10 @@ COMMAND = Command(
 )
 
 #: The flags of a launch that set where and how ranks run, without those about training.
-_SHARED = frozenset(
-    {
-        *("gpus", "device", "nnodes", "placement", "memory", "node_rank", "master_addr", "master_port"),
-        *("socket_ifname", "nccl_debug", "env", "torchrun_arg", "ignore", "checks", "run_dir"),
-    }
-)
+_SHARED = """
+    gpus device nnodes placement memory node_rank master_addr master_port socket_ifname nccl_debug env torchrun_arg
+    ignore checks run_dir
+"""
 _START_S = 180.0  # for the ranks to import torch and meet, over all hosts
 _MOST_GROUPS = 10  # one after the other: all ranks, hosts, rounds of pairs, doubtful pairs again
 _SILENT_S = 30.0  # then a host is lost: a test has nothing that would be worth a longer cut
@@ -200,7 +198,7 @@ def _gpus(facts: Facts) -> int:
 def comm_words(typed: TypedLaunch, nproc: str | None, hosts: Sequence[str], timeout_s: float | None) -> list[str]:
     """Return the words after ``ddplaunch`` that launch the test; ``hosts`` are words that name other machines."""
     words = ["run", *([] if nproc is None else [nproc]), "--run-id", f"comm-{new_run_id()}", "--no-observe"]
-    words += replace(typed, said={name: value for name, value in typed.said.items() if name in _SHARED}).words()
+    words += replace(typed, said={name: value for name, value in typed.said.items() if name in _SHARED.split()}).words()
     limit = [] if timeout_s is None else ["--timeout", f"{timeout_s:g}"]
     words += ["--timeout", f"{_START_S + _MOST_GROUPS * (timeout_s or _TIMEOUT_S):g}"]
     # with PYTHONSAFEPATH, `python -m` does not import from the working directory

@@ -60,7 +60,7 @@ _FIT = Source("flag", "fit")
 #: Diagnoses of too little memory; "process-limit" (no thread can be started) counts only where memory is limited.
 _MEMORY = frozenset({"cuda-out-of-memory", "host-out-of-memory", "process-limit"})
 #: Flags that the answer sets anew, or that were meant for the trials.
-_DECIDED = ("batch_size", "accum", "global_batch_size", "run_id", "timeout")
+_DECIDED = "batch_size accum global_batch_size run_id timeout"
 
 
 def fit(
@@ -263,7 +263,7 @@ class _Search:
         effective = value_of(numbers.global_batch_size, None)
         nproc = [] if self._typed.nproc is None else [self._typed.nproc]
         sizes = ["--batch-size", str(batch), *(["--accum", str(accum)] if self._accumulates or accum > 1 else [])]
-        words = ["ddplaunch", "run", *nproc, *self._typed.words(_DECIDED), *sizes]
+        words = ["ddplaunch", "run", *nproc, *self._typed.words(_DECIDED.split()), *sizes]
         base = numbers.base_batch_size
         if base is not None and self._options.base_lr is not None and self._options.base_batch_size is None:
             words += ["--base-batch-size", str(base.value)]
