@@ -145,7 +145,7 @@ def _unwritable(exception: Exception) -> UsageError | None:
 
 def _of_itself(ours: list[str]) -> ExitStatus | None:
     """Answer questions about ddplaunch itself: its version, a shell's completion; None for any other command line."""
-    if ours in (["--version"], ["-V"], ["-v"], ["version"]):
+    if " ".join(ours) in ("--version", "-V", "-v", "version"):
         answer(f"ddplaunch {__version__}\n")
         return ExitStatus.DONE
     option, _, shell = "=".join(ours[:2]).partition("=")

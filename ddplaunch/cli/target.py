@@ -161,7 +161,7 @@ def _missing(path: Path) -> UsageError:
     names = os.listdir(parent) if has_directory and os.access(parent, os.R_OK | os.X_OK) else []  # noqa: PTH208
     near = nearest(path.name, names, cutoff=0.75)  # the ending alone makes any two scripts similar
     fix = f"did you mean `{shlex.quote(str(parent / near))}`?" if near else "correct the path, or `cd` to it first"
-    if path.name.partition(" ")[0] in names:
+    if any(map(_exists, str(path).split())):
         fix = f"leave out the quotes: `{path}`"
     place = f"looked in {os.path.realpath(parent)}" if has_directory else f"there is no directory {parent}"
     return usage(f"`{path}` does not exist", why=place, fix=fix, code="script-not-found")

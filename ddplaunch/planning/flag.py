@@ -322,7 +322,9 @@ read_memory = _Size(64, "importing torch alone takes more")
 #: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-debug
 read_nccl_level = _OneOf(("VERSION", "WARN", "INFO", "TRACE"), "these are the levels of NCCL_DEBUG", "INFO")
 read_lr_scaling = _OneOf(("linear", "sqrt", "none"), "the rate follows the effective batch by one of these", "sqrt")
-read_device = _OneOf(("auto", "cuda", "cpu"), "`cuda` is AMD's ROCm too", "auto")
+read_device = _OneOf(
+    ("auto", "cuda", "cpu"), "`cuda` is a GPU, by ROCm too; `auto` takes one for each rank where there are any", "auto"
+)
 read_on_hang = _OneOf(
     ("report", "stop"),
     "`report` names the rank that the others wait for and keeps watching, `stop` also ends the run",

@@ -93,7 +93,7 @@ def test_options(call: Call, folder: Path, words: list[str], says: str) -> None:
         (["."], "fix: name the file, as in `-- train.py`"),
         (["trian.py"], "fix: did you mean `train.py`?"),
         (["nope.py"], "correct the path"),
-        (["train.py --lr 0.1"], "fix: leave out the quotes: `train.py --lr 0.1`"),
+        *(([line], f"fix: leave out the quotes: `{line}`") for line in ("train.py --lr 0.1", "python train.py")),
         (["nowhere/train.py"], "there is no directory nowhere"),
         (["no-such-program"], "`no-such-program` does not exist"),
         (["data.txt"], "fix: `chmod +x data.txt`"),

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from ddplaunch.cli.target import corrected_line
@@ -18,18 +19,24 @@ def rows() -> dict[str, dict[str, str]]:
 
 
 def removed(*words: str, script: Sequence[str] | None = None) -> UsageError | None:
-    """Return the error for the first word of a line that is not ddplaunch's, or for a missing ``run``; else None.
+    """Return the error for the first word of a line that is not ddplaunch's, for a missing ``run``, or for a line that
+    is nearly right; else None.
 
     The fix is the corrected line, if that is a whole launch and the table knows ddplaunch's words for all of it.
     """
-    row_by_name, rest, line, what, instead = rows(), list(words), list[str](), "", ""
-    if words[0].isdecimal() or words[0].endswith(".py"):
-        line, what = ["run"], f"no such command '{words[0]}'"
+    text, what = "\0".join(words), ""
+    for nearly in toml_beside(__file__, "removed.toml")["nearly"]:
+        text, changes = re.subn(nearly["pattern"], nearly["instead"], text)
+        what = nearly["what"] if changes else what
+    row_by_name, rest, line, instead = rows(), text.split("\0"), list[str](), ""
+    first = rest[0]
+    if first.isdecimal() or first.endswith(".py"):
+        line, what = ["run"], f"no such command '{first}'"
     while rest and not rest[0].endswith(".py"):  # what follows is the script's
         word = rest.pop(0)
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
-        of_command = f"{words[0]} {name}"
+        of_command = f"{first} {name}"
         known = of_command if of_command in row_by_name else name
         if known not in row_by_name or (line and word[:1] != "-"):
             line.append(word)

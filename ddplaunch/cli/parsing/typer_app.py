@@ -166,7 +166,7 @@ def _misunderstood(
     if type(exception).__name__ == "NoSuchOption":  # each version of Typer words it differently
         wrong, names, cutoff = exception.option_name, exception.possibilities or [], 0.75
         message = f"no such option: `{wrong}`"
-    near = nearest(wrong, names, cutoff) or wrong
+    near = nearest(wrong.lower(), names, cutoff) or wrong
     fix = "`ddplaunch --help` lists the commands; a launch is `ddplaunch run -- train.py`"
     if command:
         fix = f"`ddplaunch {command} --help` lists the options"
