@@ -131,8 +131,7 @@ def on_page_content(page_html: str, **_: object) -> str:
 def _command(command: str, listed: Listed) -> str:
     flags, row = options_of(command), command_named(command)
     lines = [f"# {command}", "", " ".join((listed.line, row.more)).strip(), ""]
-    width = max(len(example) for example, _ in row.examples)
-    lines += ["```sh", *(f"{example:<{width}}  # {meaning}" for example, meaning in row.examples), "```"]
+    lines += ["```sh", *(f"# {meaning}\n{example}" for example, meaning in row.examples), "```"]
     for title in dict.fromkeys(flag.panel or "Options" for flag in flags):
         members = [flag for flag in flags if (flag.panel or "Options") == title]
         lines += ["", f"## {title}", "", "| option | |", "|---|---|"]

@@ -232,6 +232,9 @@ def test_the_site_shows_what_a_terminal_does_and_gives_commands_to_the_clipboard
     block = docs_site.terminal("$ a --x '<b>'\nerror[shm-too-small]: 64 MiB\n$ b\n")
     assert 'data-clipboard-text="a --x &#x27;&lt;b&gt;&#x27;&#10;b"' in block and "\n" not in block
     assert "<b>a --x &#x27;&lt;b&gt;&#x27;</b>" in block and '<span class="error">error[shm-too-small]' in block
+    for text in (text for place, text in docs_site.pages().items() if place.startswith("commands/")):
+        above = re.match("```sh\n(# .+\nddplaunch .+\n)+```\n", text[text.index("```sh") :])
+        assert above, "what an example does stands above it: beside it, it was past the edge of a phone"
     page = docs_site.on_page_content("<p><code>run 4</code></p><pre><code>a b</code></pre>")
     assert page == "<p><code><span>run</span> <span>4</span></code></p><pre><code>a b</code></pre>"
 
