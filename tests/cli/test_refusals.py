@@ -57,6 +57,7 @@ INTEGERS = ("--accum", "--dataset-size", "--max-restarts", "--master-port")
         (["--nnodes", "2", "--master-addr", "10.0.0.1"], "[node-rank-missing]"),
         (["--nnodes", "2", "--master-addr", "10.0.0.1", "--node-rank", "2"], "node rank 2 of 2 nodes does not exist"),
         (["--device", "tpu"], "`--device tpu` is neither auto, cuda nor cpu"),
+        (["--device", "gpu"], "`auto` takes one for each rank where there are any"),
         (["--run-dir", ""], "`--run-dir` is empty"),
         (["--data", ""], "`--data` is empty"),
         (["--env", "FOO"], "an `--env` is not NAME=VALUE"),
