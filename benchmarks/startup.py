@@ -230,7 +230,7 @@ def write(measured: Measured, text: str) -> None:
         ],
         "imports_torch": measured.with_torch,
     }
-    (RESULTS / "startup.json").write_text(json.dumps(value, indent=1) + "\n")
+    (RESULTS / "startup.json").write_text(json.dumps(value) + "\n")
     page = RESULTS / "startup.md"
     _, heading, added = page.read_text().partition("\n## ") if page.exists() else ("", "", "")
     page.write_text(text + heading + added)

@@ -95,14 +95,14 @@ def _shares(world_size: int, nproc: int) -> dict[Meaning, int]:
 def given_numbers(options: Options, numbers: Numbers) -> frozenset[str]:
     """Return the families of numbers that the user gave or that follow from these; defaults are not among them."""
     found = set()
-    if options.batch_size is not None or options.global_batch_size is not None:
+    if options.batch_size or options.global_batch_size:
         found.add("batch_size")
-    computed = numbers.accum is not None and numbers.accum.source.kind == "computed" and numbers.accum.value > 1
-    if options.accum is not None or computed:
+    computed = numbers.accum and numbers.accum.source.kind == "computed" and numbers.accum.value > 1
+    if options.accum or computed:
         found.add("accum")
-    if numbers.lr is not None and numbers.lr.source.kind != "script":
+    if numbers.lr and numbers.lr.source.kind != "script":
         found.add("lr")
-    if options.base_warmup is not None or options.warmup is not None:
+    if options.base_warmup or options.warmup:
         found.add("warmup_steps")
     return frozenset(found)
 
@@ -110,7 +110,7 @@ def given_numbers(options: Options, numbers: Numbers) -> frozenset[str]:
 def withheld_numbers(options: Options) -> frozenset[str]:
     """Return the families of numbers that the user wants no option to pass."""
     flags = {family: getattr(options, flag[2:].replace("-", "_")) for family, flag in OPTION_FLAGS.items()}
-    return frozenset(family for family, said in flags.items() if said is not None and said.value == "none")
+    return frozenset(family for family, said in flags.items() if said and said.value == "none")
 
 
 def family_of(option: DeclaredOption) -> str:
