@@ -77,6 +77,17 @@ def test_terminal(tmp_path: Path) -> None:
     assert before.endswith(b"\r\x1b[J") and b"\x1b[K" not in after, "the first output replaces it"
 
 
+def test_a_ranks_terminal_has_its_size_before_the_guard_gives_it_one(tmp_path: Path) -> None:
+    code = "import os; from ddplaunch.agent.plugin.outlets import open_outlets; (one,) = open_outlets(['terminal'])"
+    words = [sys.executable, "-c", f"{code}; print(os.get_terminal_size(one.write))"]
+
+    def react(_: bytes, terminal: int) -> None:
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 101, 0, 0))
+
+    shown = on_terminal(words, tmp_path, react)[1]
+    assert b"columns=101, lines=33" in shown
+
+
 def test_between_its_lines_a_training_says_how_far_it_is(tmp_path: Path) -> None:
     line = b"\r\x1b[Jddplaunch: step 1/9, loss 0.5\r"
     shown = shown_on_terminal(tmp_path, "steps", lambda: (24, 80), line)

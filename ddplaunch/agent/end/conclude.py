@@ -71,7 +71,7 @@ def attempt_ended(settings: Settings, attempt: EndedAttempt) -> tuple[str, bool]
 def _would_fail_alike(settings: Settings, attempt: EndedAttempt, diagnosis: Diagnosis | None) -> bool:
     """Return whether no restart can help: a failure of ``_CERTAIN`` before the first optimizer step of any rank."""
     node = settings.node_directory
-    if diagnosis is None or diagnosis.code not in _CERTAIN or diagnosis.certainty != "observed" or node is None:
+    if not diagnosis or diagnosis.code not in _CERTAIN or diagnosis.certainty != "observed" or not node:
         return False
     folder = Path(node, f"attempt-{attempt.attempt}")
     trained = not settings.observe or any(note_path(folder, each.rank).exists() for each in attempt.ranks)
@@ -90,7 +90,7 @@ def conclude(settings: Settings, ended: EndedRun, say: Callable[[str], None], he
         explanation = explain_attempt(settings, last, ended)
     accused = explanation.diagnosis.rank if explanation.diagnosis else None
     first = ended.first_failed(accused)
-    failed = accused if ended.stopped is not None else first.rank if first else None
+    failed = accused if ended.stopped else first.rank if first else None
     findings, measured = _measured(settings, last)
     for text in ended.told:  # what `--prove` said is not said again
         measured = measured.removeprefix(text)
@@ -184,7 +184,7 @@ def _decided_elsewhere(
         while not (ended.elsewhere or ended.launcher_died) and time.monotonic() < until_s:
             hear(0.1)
     cause = _told_by_another(ended, outcome)
-    return (outcome, None) if cause is None else (caused_by(outcome, cause), cause.node)
+    return (caused_by(outcome, cause), cause.node) if cause else (outcome, None)
 
 
 def _hears_s(ended: EndedRun, outcome: RunOutcome) -> float:
@@ -197,7 +197,7 @@ def _hears_s(ended: EndedRun, outcome: RunOutcome) -> float:
 def _only_survived(outcome: RunOutcome) -> bool:
     """Return whether ranks here failed only because they lost, or waited for, another rank, as the accused one says."""
     found, survivors = outcome.diagnosis, {None, *(echo.rank for echo in outcome.cascade)}
-    return outcome.state == "failed" and (found is None or (found.code in VAGUE and found.rank in survivors))
+    return outcome.state == "failed" and (not found or (found.code in VAGUE and found.rank in survivors))
 
 
 def _told_by_another(ended: EndedRun, outcome: RunOutcome) -> RunOutcome | None:
@@ -263,7 +263,7 @@ def _measured(settings: Settings, last: EndedAttempt | None) -> tuple[tuple[Find
     """
     findings: tuple[Finding, ...] = ()
     text = ""
-    if last is None or settings.node_directory is None:
+    if not last or not settings.node_directory:
         return findings, text
     ranks = [each.rank for each in last.ranks]
     attempt = f"{settings.node_directory}/attempt-{last.attempt}"

@@ -33,8 +33,8 @@ _FULL_BYTES = 1 << 20  # a disk with less free space counts as full
 
 def explain_attempt(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | None) -> Explanation:
     """Explain ``attempt`` (None: no rank was started); ``ended`` is the run, None while it goes on."""
-    lost = ended is not None and ended.state == "error" and not ended.launcher_died and has_other_nodes()
-    if ended is not None and lost and attempt is not None and ended.first_failed() is None:
+    lost = ended and ended.state == "error" and not ended.launcher_died and has_other_nodes()
+    if ended and lost and attempt and not ended.first_failed():
         return Explanation(_elsewhere(ended))
     try:
         from ddplaunch.explain.explain_logs import explain_texts
@@ -55,12 +55,12 @@ def _located(
     from ddplaunch.explain.stacks.hang import located
 
     found = explanation.diagnosis
-    if found is None or not found.code.startswith("collective-"):
+    if not found or not found.code.startswith("collective-"):
         return explanation
     size = (facts.plan or {}).get("world_size")
     dumps = read_dumps(Path(settings.directory)) if settings.directory else {}
     recorded = flight(dumps, size if isinstance(size, int) else 0)
-    return replace(explanation, diagnosis=located(found, () if attempt is None else attempt.stacks, recorded))
+    return replace(explanation, diagnosis=located(found, attempt.stacks if attempt else (), recorded))
 
 
 def _elsewhere(ended: EndedRun) -> Diagnosis:
@@ -78,13 +78,13 @@ def _elsewhere(ended: EndedRun) -> Diagnosis:
 def _sources(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | None) -> list[LogSource]:
     """Return the files of the attempt, and torchrun's own messages if the run is over."""
     base = Path(settings.directory)
-    ranks = () if attempt is None else attempt.ranks
-    unwritten = {} if attempt is None else attempt.unwritten
+    ranks = attempt.ranks if attempt else ()
+    unwritten = attempt.unwritten if attempt else {}
     sources: list[LogSource] = []
     for one in ranks:
         for name in filter(None, (one.out, one.err)):
             sources += log_sources(base, name, one.rank, one.host, unwritten.get(name, b""))
-    if ended is not None:
+    if ended:
         name = f"node-{settings.node}/launcher.err"
         sources += log_sources(base, name, None, ended.host, unwritten.get(name, b""))
     return sources
@@ -96,21 +96,21 @@ def _facts(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | N
     shm = probe_shm()
     stop = (
         None
-        if ended is None or ended.signal != signal.SIGTERM or not settings.directory
+        if not ended or ended.signal != signal.SIGTERM or not settings.directory
         else read_stop(Path(settings.directory), ended.started_s)
     )
     now, before = oom_kills(), os.environ.get(OOM_KILLS_BEFORE, "")
     return replace(
         facts_of_run(run),
-        ranks=() if attempt is None else tuple(map(rank_end, attempt.ranks)),
+        ranks=tuple(map(rank_end, attempt.ranks)) if attempt else (),
         state=ended.run_state() if ended else None,
         signal=ended.signal if ended else None,
         oom_kills=now - int(before) if now is not None and before.isdecimal() else None,
-        dmesg=kernel_lines(attempt.started_s) if attempt is not None else (),
+        dmesg=kernel_lines(attempt.started_s) if attempt else (),
         shm_free_bytes=getattr(shm, "free_bytes", None),
         shm_size_bytes=getattr(shm, "size_bytes", None),
         full_disks=full_disks([settings.directory or ".", ".", *settings.outputs]),
-        stopped_by=None if stop is None or stop.launcher_lost else stop.user,
+        stopped_by=None if not stop or stop.launcher_lost else stop.user,
         launcher_lost=stop is not None and stop.launcher_lost,
         just_ended=True,
     )
@@ -136,7 +136,7 @@ def announced(settings: Settings, ended: EndedRun, outcome: RunOutcome) -> Diagn
     left = next(
         (each for each in outcome.last_ranks if each.rank == outcome.first_failed_rank and each.exit_code), None
     )
-    known = found is not None and found.code != "unknown"
+    known = found and found.code != "unknown"
     if came is None or left is None or known or outcome.state != "failed" or (left.ended_s or 0.0) < came[1] - 1.0:
         return None
     how = f"rank {left.rank} ended with exit code {left.exit_code} after {came[0]}"
@@ -148,7 +148,7 @@ def announced(settings: Settings, ended: EndedRun, outcome: RunOutcome) -> Diagn
     from ddplaunch.hosts.slurm.job_reasons import why_ended
 
     slurms = why_ended(os.environ, _ANNOUNCED_S, came[1], how)
-    if slurms is None or slurms.code != "time-limit":
+    if not slurms or slurms.code != "time-limit":
         return slurms or said
     return replace(said, code=slurms.code, what=slurms.what, evidence=slurms.evidence)
 

@@ -9,6 +9,7 @@ so that a full disk cannot stop it.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import termios
 import threading
@@ -51,7 +52,7 @@ def open_outlets(wanted: Sequence[Kind]) -> list[Outlet]:
 def _terminal() -> Outlet | None:
     """Open a terminal that passes bytes on unchanged, as the console's terminal processes them; None without a pty.
 
-    The guard gives it the size of the console's.
+    It has the size of stdout's. The guard may be too late for a rank's first look, and follows later changes.
     """
     try:
         terminal = Outlet(*os.openpty())
@@ -65,6 +66,8 @@ def _terminal() -> Outlet | None:
     except (OSError, termios.error):
         close([terminal])
         return None
+    with contextlib.suppress(OSError):
+        fcntl.ioctl(terminal.write, termios.TIOCSWINSZ, fcntl.ioctl(1, termios.TIOCGWINSZ, bytes(8)))
     return terminal
 
 
