@@ -123,7 +123,7 @@ class GuardedRun:
             return conclude(self._settings, ended, self._console.say, self._loop.once)
         except Exception as error:
             first = ended.first_failed()
-            how = ended.state if first is None else f"rank {first.rank} failed first"
+            how = f"rank {first.rank} failed first" if first else ended.state
             self._console.say(f"ddplaunch: the run has ended ({how}); explaining it failed: {error!r}\n")
             return ended.exit_status(first)
 
@@ -199,6 +199,7 @@ class GuardedRun:
             case "failed":
                 self._attempt_over(message["failures"])
             case "end":
+                self._signalled()  # a signal that came before
                 self._end = message  # another node may still report its end
                 if self._attempts:
                     self._sweep(self._attempts[-1], workers_only=message.get("state") == "succeeded")
