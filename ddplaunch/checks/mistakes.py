@@ -118,8 +118,6 @@ def cuda_without_gpus(launch: Launch, torch: TorchFacts) -> Findings:
 
 #: Options of `run` that are no fields of ``Options``.
 _OF_RUN = "--dry-run --detach --hosts --hostfile --profile"
-
-
 #: What argparse calls with a value, for the types that are known.
 _TYPES: dict[str | None, type] = {None: str, "str": str, "int": int, "float": float}
 

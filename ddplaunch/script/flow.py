@@ -56,7 +56,8 @@ _SYMBOLS |= dict.fromkeys(
     ("get_world_size", "num_processes", "get_data_parallel_world_size", "get_ddp_world_size"), WORLD
 )
 _SYMBOLS |= dict.fromkeys(("device_count", "get_local_size"), LOCAL_WORLD)
-_THROUGH = "int float round max min abs ceil floor str tensor"
+_CONVERSIONS = "int float round max min abs ceil floor str tensor"
+_THROUGH = _CONVERSIONS.split()
 #: Functions that only show what they get.
 DISPLAYS = frozenset(
     {"print", "info", "debug", "warning", "log", "write", "format", "add_scalar", "set_postfix", "print_rank0"}
@@ -305,7 +306,7 @@ class Flow:
         symbol = _SYMBOLS.get(environment_variable(node, part.aliases) or name)
         if symbol is not None:
             yield _factor(symbol)
-        elif name in _THROUGH.split():
+        elif name in _THROUGH:
             for item in node.args[:3]:
                 yield from self._products(item, part, depth)
         elif name == "len" and node.args and _DEVICE_LIST.fullmatch(last(node.args[0])):

@@ -89,7 +89,8 @@ def literal_entries(name: str, node: ast.expr, source: ParsedFile, depth: int = 
         yield from literal_entries(f"{name}.{key}" if name else key, value, source, depth - 1)
 
 
-_DICTS = "dict Dict ConfigDict CN CfgNode EasyDict edict Namespace HParams L"
+_MAKERS_OF_DICTS = "dict Dict ConfigDict CN CfgNode EasyDict edict Namespace HParams L"
+_DICTS = _MAKERS_OF_DICTS.split()
 
 
 def dict_items(node: ast.AST | None) -> list[tuple[str, ast.expr]] | None:
@@ -97,7 +98,7 @@ def dict_items(node: ast.AST | None) -> list[tuple[str, ast.expr]] | None:
     if isinstance(node, ast.Dict):
         named = [(string(key), value) for key, value in zip(node.keys, node.values, strict=True)]
         return [(key, value) for key, value in named if key is not None]
-    if not isinstance(node, ast.Call) or last(node.func) not in _DICTS.split():
+    if not isinstance(node, ast.Call) or last(node.func) not in _DICTS:
         return None
     inner = dict_items(node.args[0]) if node.args else None
     return [*(inner or ()), *((item.arg, item.value) for item in node.keywords if item.arg is not None)]
