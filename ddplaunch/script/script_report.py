@@ -113,8 +113,7 @@ class Instead:
 class Mistake:
     """A line of the script that does not do with several ranks what it does with one.
 
-    ``corrected`` is what should stand there, ``detail`` what was read in it: a number, a
-    name.
+    ``corrected`` is what should stand there, ``detail`` what was read in it: a number, a name.
     """
 
     at: DeclaredAt
