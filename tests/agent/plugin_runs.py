@@ -60,6 +60,12 @@ def second():
 def missing():
     import not_to_be_found
 
+def missing_soon():
+    Path(f"running-{rank}-{attempt}").write_text(str(os.getpid()))
+    while not Path("go").exists():
+        time.sleep(0.02)
+    missing()
+
 def bytes_():
     out, err = sys.stdout.buffer, sys.stderr.buffer
     out.write(b"\xff\x00tty=%d\r\n" % os.isatty(1) + bytes(range(256)) * 8192 + b"unfinished")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.machine.processes.process_table import read_stat
 from tests.agent.plugin_runs import Run, children, of_folder, within
 from tests.ports import free_port
 
@@ -52,8 +53,23 @@ def test_what_would_fail_alike_is_not_started_again(tmp_path: Path) -> None:
     assert run.end() == 1
     assert "ChildFailedError" in run.err
     assert "ddplaunch: not restarted, as it would fail alike" in run.err
-    assert [each["failed"] for each in run.outcome["attempts"]] == [True]
+    assert [each["failed"] for each in run.outcome["attempts"]] == [True], f"{run.outcome} {run.err}"
     assert run.outcome["diagnosis"]["code"] == "module-not-found" and run.err.count("error[module-not-found]") == 1
+
+
+def test_a_guard_that_dies_before_it_has_judged_is_replaced_by_one_that_does(tmp_path: Path) -> None:
+    run = Run(tmp_path, "missing_soon", "--max-restarts", "1", "--ignore", "module-not-found")
+    run.wait_for("running-0-0", "running-1-0")
+    guard = run.announced()
+    os.kill(guard, signal.SIGSTOP)
+    (tmp_path / "go").touch()
+    ranks = [int((tmp_path / f"running-{rank}-0").read_text()) for rank in (0, 1)]
+    within(lambda: not any(seen.alive for rank in ranks if (seen := read_stat(rank))), run)
+    time.sleep(0.5)  # torchrun, which looks every 100 ms, asks the guard
+    os.kill(guard, signal.SIGKILL)
+    assert run.end() == 1
+    assert "ddplaunch: not restarted, as it would fail alike" in run.err
+    assert [each["failed"] for each in run.outcome["attempts"]] == [True], f"{run.outcome} {run.err}"
 
 
 @pytest.mark.parametrize(("restarts", "number"), [("0", signal.SIGTERM), ("1", signal.SIGHUP)], ids=["static", "c10d"])

@@ -216,27 +216,31 @@ class Session:
     def end(self, message: dict[str, Any]) -> int | None:
         """Send the end, wait until the guard has reported it, and return the exit status, None if no guard is left.
 
-        Waits as long as the console blocks. A guard that dies meanwhile is replaced.
+        Waits as long as the console blocks.
         """
         self._say({"op": "end", **message})
-        while (guard := self._guard) is not None:
-            if answer := self._answer({"op": "done"}):
-                self._over = True  # the guard ends and must not be replaced
-                return int(answer["exit_status"])
-            self._replace_guard(guard)
-        return None
+        answer = self._answer({"op": "done"})
+        self._over = bool(answer)  # the guard ends then, and must not be replaced
+        return int(answer["exit_status"]) if answer else None
 
     def _answer(self, wanted: dict[str, Any], within_s: float | None = None) -> dict[str, Any]:
-        """Wait for a message of the guard with these items; return {} if it is gone, or sends none ``within_s``."""
-        if (guard := self._guard) is None:
-            return {}
-        answers = select.poll()  # select(2) takes no descriptor from 1024 on
-        with contextlib.suppress(OSError, ValueError):
-            answers.register(guard.channel, select.POLLIN)
-            while answers.poll(None if within_s is None else within_s * 1000):
-                message, _ = receive(guard.channel)
-                if not message or wanted.items() <= message.items():
-                    return message or {}
+        """Wait for a message of the guard with these items; return {} if none is left, or none comes ``within_s``.
+
+        A guard that dies meanwhile is replaced: the new one is told the same, and answers in its place.
+        """
+        while (guard := self._guard) is not None:
+            answers = select.poll()  # select(2) takes no descriptor from 1024 on
+            with contextlib.suppress(OSError, ValueError):
+                answers.register(guard.channel, select.POLLIN)
+                while answers.poll(None if within_s is None else within_s * 1000):
+                    message, _ = receive(guard.channel)
+                    if message is None:
+                        break
+                    if wanted.items() <= message.items():
+                        return message
+                else:
+                    return {}
+            self._replace_guard(guard)
         return {}
 
     def directory(self) -> Path | None:
