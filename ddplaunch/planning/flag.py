@@ -20,7 +20,7 @@ from ddplaunch.values.words import duration_s
 
 Kind = Literal["argument", "arguments", "text", "output", "integer", "number", "duration", "switch", "pair", "many"]
 #: Where shell completion finds values: this machine, the project or its records. The shell itself completes files.
-Offer = Literal["profiles", "hosts", "runs", "live runs", "checks"]
+Offer = Literal["profiles", "runs", "live runs", "checks"]
 Processes: TypeAlias = int | Literal["auto"]
 DeviceWord: TypeAlias = Literal["auto", "cuda", "cpu"]
 Ranks: TypeAlias = tuple[int, ...] | Literal["all"]
