@@ -1,7 +1,7 @@
 """Runs the commands that a document shows and hands back what they print.
 
 A block is a fence behind ``<!-- output: MODE -->``. Its lines with ``$`` are run by bash in an empty directory that
-holds the files of all documents; all other lines are output. MODE says which stream is shown (``stdout``, ``stderr``,
+holds the files of all documents; all other lines are output. MODE says which stream is shown (``stdout``,
 ``both``), ``table``, whose numbers may differ, or ``doctor``: all of stdout, of which only the shape has to agree on
 another machine. ``MODE, goes on`` runs in the directory of the block before it; ``MODE, drawn as NAME.svg`` is a
 picture in docs/pictures too, with the colours that a terminal gets. A line ``<!-- before: COMMAND -->`` in
@@ -25,8 +25,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from tests.ports import free_port
-
 BLOCK = re.compile(
     r"(?:<!-- before: (?P<before>.*?) -->\n)?"
     r"<!-- output: (?P<mode>\w+)(?P<goes_on>, goes on)?(?:, drawn as (?P<picture>[\w-]+\.svg))? -->\n"
@@ -36,13 +34,11 @@ BLOCK = re.compile(
 SAMPLE = re.compile(r"<!-- file: (?P<name>[\w./]+) -->\n```\w+\n(?P<text>.*?)```\n", re.DOTALL)
 REDIRECTION = {
     "stdout": "2>/dev/null",
-    "stderr": "2>&1 >/dev/null",
     "both": "2>&1",
     "table": "2>/dev/null",
     "doctor": "2>/dev/null",
 }
 DEADLINE_S = 200
-DOCUMENTED_PORT = "29731"
 HOME = "/home/ada"
 COLUMNS = 80
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
@@ -73,11 +69,10 @@ class Block:
 
     @property
     def slow(self) -> bool:
-        """Return whether torch is imported, ranks are started or nodes waited for: runs that go on are named."""
+        """Return whether torch is imported or ranks are started: runs that go on are named."""
         return any(
             ("--run-id" in command and "--dry-run" not in command)
             or command.startswith(("ddplaunch doctor", "ddplaunch prove"))
-            or "--join-timeout" in command
             for command in (self.before, *self.commands)
         )
 
@@ -118,9 +113,7 @@ def run(block: Block, files: Mapping[str, str], folder: Path, draw: bool = False
         folder.joinpath(name).parent.mkdir(parents=True, exist_ok=True)
         folder.joinpath(name).write_text(text, encoding="utf-8")
     lines = [SHOW, "trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT", block.before]
-    port = free_port() if DOCUMENTED_PORT in "".join(block.commands) else 0  # of this run; two at once would collide
     for command in block.commands:
-        command = command.replace(DOCUMENTED_PORT, str(port)) if port else command
         lines += [f"show {shlex.quote('$ ' + command)}", f"{{ {command}\n}} {REDIRECTION[block.mode]}"]
     done = subprocess.run(
         # `timeout` ends the whole process group, so that no run outlives its test
@@ -133,7 +126,6 @@ def run(block: Block, files: Mapping[str, str], folder: Path, draw: bool = False
     )
     assert done.returncode != 124, f"{block}: not done after {DEADLINE_S} s"
     output = done.stdout.decode()
-    output = output.replace(str(port), DOCUMENTED_PORT) if port else output
     text = shown(_SGR.sub("", output), str(folder)).rstrip() + "\n"
     if draw and block.picture:
         PICTURES.joinpath(block.picture).write_text(drawn(text, output, str(folder)), encoding="utf-8")

@@ -40,6 +40,7 @@ MOST_TOKENS = {
 }
 NO_ROOMS = ("ddplaunch.__main__", "ddplaunch.examples")  # as in the contract of import-linter
 MOST_TRACKED_BYTES = 6_000_000
+MOST_WORDS = 15_000  # of docs/**/*.md
 MOST_CHILDREN, MOST_MODULES, MOST_WITH_ONE_IMPORTER, MOST_LINES = 16, 290, 90, 600
 
 
@@ -122,6 +123,11 @@ def test_the_repository_is_light() -> None:
         pytest.skip("this is no clone")
     files = [ROOT.parent / name for name in listed.stdout.decode().split("\0") if name]
     assert sum(path.stat().st_size for path in files if path.is_file()) <= MOST_TRACKED_BYTES
+
+
+def test_the_documentation_is_read_in_an_hour() -> None:
+    words = {path.name: len(path.read_text(encoding="utf-8").split()) for path in (ROOT.parent / "docs").rglob("*.md")}
+    assert sum(words.values()) <= MOST_WORDS, f"say once what two pages say: {words}"
 
 
 def test_modules_are_few_and_shared() -> None:

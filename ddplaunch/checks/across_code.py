@@ -53,7 +53,7 @@ def hosts_differ_from_here(hosts: tuple[HostReport, ...]) -> Findings:
     """All hosts have the same sources, but these differ from the launcher's working directory.
 
     If a change was made here but not copied, every host trains the earlier version.
-    Remedy: `rsync`, or a file system that all share.
+    Remedy: copy the files by the command in the finding, or use a file system that all share.
     """
     if len({host.sources for host in hosts}) != 1:
         return

@@ -57,7 +57,7 @@ def host_script_missing(hosts: tuple[HostReport, ...]) -> Findings:
     """The script does not exist on a host.
 
     Each host reads its own file under the same path.
-    Remedy: a shared file system, or `rsync` before the launch.
+    Remedy: a shared file system, or a copy before the launch, by the command in the finding.
     """
     for host in hosts:
         if host.script == "missing" and host.cwd_problem is None:
@@ -74,7 +74,7 @@ def hosts_differ_script(hosts: tuple[HostReport, ...]) -> Findings:
     """The script differs between hosts.
 
     Ranks that run different code wait in different collectives, and the job hangs until these time out.
-    Remedy: `rsync`, or keep the script on a file system that all hosts share.
+    Remedy: copy it by the command in the finding, or keep it on a file system that all hosts share.
     """
 
     def short(host: HostReport) -> str | None:
