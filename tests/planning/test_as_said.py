@@ -105,7 +105,7 @@ def test_an_option_that_cannot_take_a_number_is_refused_with_those_that_can(valu
         understood_as_said(READ, said(batch_option=value), TRAIN)
     finding = caught.value.findings[0]
     assert finding.code == "script-option-unknown" and fix in finding.fix
-    assert f"train.py declares no option `{value.partition(':')[0]}` that takes" in finding.what
+    assert f"train.py declares no option `{value.partition(':')[0]}` that can be filled in" in finding.what
     assert finding.why == (
         "it declares `--batch-size`, `--images`, `--lr`, `--head-lr`, `--accum`, `--micro-steps`, `--warmup`"
     )

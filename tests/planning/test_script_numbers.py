@@ -180,7 +180,7 @@ def test_a_given_number_that_does_not_arrive_is_missing_with_the_reason(
     [
         (NO_SCRIPT, "put `{lr}` where it belongs after `--`; or read "),
         (report(), "read `ddplaunch.current().lr` in the script"),
-        (report(complete=False), "name its option, `--lr-option=NAME`; or put `{lr}`"),
+        (report(complete=False), "put `{lr}` where it belongs after `--`; or read "),
         (ScriptReport("train.py", instead=(Instead("lr", "it is divided", "`--lr-option=--a`"),)), "`--lr-option=--a`"),
         (ScriptReport("train.py", ambiguous=(("lr", ("--a", "--b")),)), "`--lr-option=--a` or `--lr-option=--b`"),
         (scaling(UNKNOWN), "pass `--lr` yourself after `--`; or, if it is final all the same, `--lr-option"),

@@ -91,7 +91,7 @@ def _is_called(option: DeclaredOption, name: str) -> bool:
 def _unfit(family: str, name: str, said: Resolved[str], report: ScriptReport) -> UsageError:
     names = [each.flags[0] for each in report.options if each.takes_value and each.fillable]
     return usage(
-        f"`{OPTION_FLAGS[family]}={said.value}`: {report.path} declares no option `{name}` that takes one value",
+        f"`{OPTION_FLAGS[family]}={said.value}`: {report.path} declares no option `{name}` that can be filled in",
         why="it declares " + (listed([f"`{each}`" for each in names], 12) or "no option that does"),
         fix=f"{'name one of those, or ' if names else ''}put `{{{family}}}` where it belongs after `--`",
         where=str(said.source),

@@ -208,13 +208,13 @@ def _missing(family: str, value: str, plan: Plan, script: ScriptReport | Unavail
         return Missing(family, value, f"{could} could take it", choices)
     stands = next((each for each in script.instead if each.meaning in FAMILIES[family]), None)
     known = script.complete or script.by_file or (stands and stands.no_option)
-    named = read if known else f"name its option, `{flag}=NAME`; or {placed}"
+    helps = read if known else placed  # a named option may have its place before others, or be no option but a key
     if stands:
-        return Missing(family, value, stands.clause, stands.fix or named)
+        return Missing(family, value, stands.clause, stands.fix or helps)
     reason = f"no option for it was found{f', and {script.unread} may hide one' if script.unread else ''}"
     if script.configs:
         reason = f"no key for it was recognized in {listed(script.configs, 3)}"
-    return Missing(family, value, script.by_file or reason, named)
+    return Missing(family, value, script.by_file or reason, helps)
 
 
 def _why_not_in(option: DeclaredOption, family: str, plan: Plan) -> tuple[str, str]:
