@@ -108,7 +108,8 @@ def test_ranks_outlive_guards_and_train_on_without_any(tmp_path: Path) -> None:
         if number == 2:  # the second that came in place of another records what the ranks print
             size = len(run.file("rank-0.out"))
             within(lambda size=size: len(run.file("rank-0.out")) > size, run)  # type: ignore[misc]
-        os.kill(killed[-1] or -1, signal.SIGKILL)
+        assert killed[-1] is not None
+        os.kill(killed[-1], signal.SIGKILL)
     within(lambda: run.guard() is None, run)
     time.sleep(0.5)  # no fifth one comes
     assert run.guard() is None

@@ -28,6 +28,24 @@ def owner(pid: int, start: int) -> Owner:
     return Owner(pid, None, start)
 
 
+def test_what_a_look_within_a_look_has_handled_is_not_handled_again() -> None:
+    loop, read = Loop(), list[int]()
+
+    def look(one: int) -> None:
+        os.eventfd_read(one)  # which fails where nothing is left
+        read.append(one)
+        loop.once(0)
+
+    wakes = [os.eventfd(1, os.EFD_NONBLOCK) for _ in range(2)]
+    for wake in wakes:
+        loop.watch(wake, lambda wake=wake: look(wake))  # type: ignore[misc]
+    loop.once(1.0)
+    assert sorted(read) == sorted(wakes)
+    for wake in wakes:
+        loop.forget(wake)
+        os.close(wake)
+
+
 def test_a_rank_its_session_and_nobody_else() -> None:
     table = [
         row(10, 5, 10, 100, name=b"a) R (b"),  # the rank

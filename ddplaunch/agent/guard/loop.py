@@ -35,6 +35,7 @@ class Loop:
         self._epoll = select.epoll()
         self._calls: dict[int, Callable[[], None]] = {}
         self._due: dict[Callable[[], None], float] = {}
+        self._looks = 0
 
     def watch(self, descriptor: int, call: Callable[[], None]) -> None:
         """Call ``call()`` whenever ``descriptor`` is readable, or its other side is gone."""
@@ -57,8 +58,10 @@ class Loop:
     def once(self, timeout_s: float = math.inf) -> None:
         """Wait for descriptors and due times, at most ``timeout_s``, and make the calls of those that are ready."""
         wait_s = min([timeout_s, *(max(0.0, at_s - time.monotonic()) for at_s in list(self._due.values()))])
-        for descriptor, _ in self._epoll.poll(None if wait_s == math.inf else wait_s):
-            if ready := self._calls.get(descriptor):
+        found = self._epoll.poll(None if wait_s == math.inf else wait_s)
+        self._looks = look = self._looks + 1
+        for descriptor, _ in found:
+            if look == self._looks and (ready := self._calls.get(descriptor)):  # a call may look itself, and handle all
                 ready()
         for call, at_s in list(self._due.items()):
             if time.monotonic() >= at_s and call in self._due:
