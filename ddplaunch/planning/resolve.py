@@ -135,7 +135,7 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
         ),
         options=options,
         placement=placement,
-        notes=(*(selection.notes if selection else ()), *grace_notes, *capture_notes, *start.notes, *forwarded.notes),
+        notes=(*(selection.notes if selection else ()), *grace_notes, *capture_notes, *start.notes),
     )
 
 

@@ -95,6 +95,7 @@ _OWN_STEP = (
 )
 # For kinds of numbers a pattern of what keeps them from arriving, wherever it stands, and what that does.
 _ANYWHERE = (
+    (".", r"\b(?:fromfile_prefix_chars|args_file(?:name|_flag))=", "may read options from a file"),
     (".", r"\bsys\.argv(?: *\+=|\.(?:append|extend|insert)\()", "adds to `sys.argv`"),
     ("accum", r"\bassert self\.[\w.]*accum\w* == 1\b", "asserts that nothing accumulates"),
     ("accum", _OWN_STEP, "may replace the `training_step` that divides the loss"),
@@ -117,7 +118,7 @@ def doubt_of(option: DeclaredOption, uses: Sequence[Use], flow: Flow, others: Co
         return "the schedule may be `constant`, which has no warmup" if constant else ""
     if not meaning.endswith("batch_size") and meaning not in ENDS:
         return ""
-    changed = _changed(option, flow)
+    changed = _changed(option, flow) or (_refused(option, flow) if meaning == "accum" else "")
     packages = {record.package for _, record in flow.program.foreign}
     if changed or (option.parser in ("mmengine", "yacs") and packages & _CONFIGURED):
         return changed
@@ -288,9 +289,25 @@ def _changed(option: DeclaredOption, flow: Flow) -> str:
     return ""
 
 
+def _refused(option: DeclaredOption, flow: Flow) -> str:
+    """Return what may refuse more than one for an option, as a clause; empty if nothing does."""
+    for part in flow.parts:
+        for node in part.of(ast.Raise):
+            tests = " ".join(ast.unparse(test) for test, _ in flow.known.conditions(node, part))
+            if re.search(rf"\b{option.dest} (?:>|!=) 1\b", tests) and flow.known.runs(node, part):
+                return f"{at(node, part.source)} may refuse it"
+    return ""
+
+
 def _replaces(node: ast.Assign, dest: str, part: ReachablePart, flow: Flow) -> bool:
-    """Return whether an option may get another value: ``hyp[name] = value``, ``args = library.update(args)``."""
+    """Return whether an option may get another value.
+
+    ``hyp[name] = value``, ``args = library.update(args)``, and ``args.lr = 1e-4`` that a condition may let run.
+    """
     target, value = node.targets[0], node.value
+    if isinstance(target, ast.Attribute):
+        own = target.attr == dest and last(target.value) in NAMESPACES
+        return own and dest not in flow.known.options_behind(value, part, 1)
     if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Name):
         return re.search(rf"\b(?!\w*log){last(target.value)}\[.{dest}.\]", part.source.text) is not None
     if not isinstance(target, ast.Name) or target.id not in NAMESPACES or not isinstance(value, ast.Call):

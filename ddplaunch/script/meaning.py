@@ -6,15 +6,14 @@ that counts something else gets none: the report says so, and what to type inste
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from ddplaunch.script.doubts import BATCHES, ENDS, TOKENS, doubt_of, without_effect
+from ddplaunch.script.doubts import BATCHES, TOKENS, doubt_of, without_effect
 from ddplaunch.script.flow import LOADERS, UNREAD, Flow, Product, Use, is_of_samples
-from ddplaunch.script.names import at, is_number, last_word, meaning_of
-from ddplaunch.script.script_report import LOCAL_WORLD, WORLD, DeclaredAt, DeclaredOption, Instead, LrRule, Meaning
+from ddplaunch.script.names import is_number, last_word, meaning_of
+from ddplaunch.script.script_report import LOCAL_WORLD, WORLD, DeclaredOption, Instead, LrRule, Meaning
 from ddplaunch.values.frozen import dataclass
 
 # Names that count only if the type of the option fits.
@@ -109,25 +108,6 @@ def understood(options: Sequence[DeclaredOption], flow: Flow) -> Understood:
     have = {_family(option.meaning) for option in chosen} | {_family(meaning) for meaning in _shared(meant)}
     instead = [each for each in instead if each in reader.doubts or _family(each.meaning) not in have]
     return Understood(chosen, tuple(_ambiguous(meant, chosen)), tuple(instead))
-
-
-_OF_LOSS = re.compile(r"(?i)loss|backward|grad(?!.*acc)|\bscale$")
-
-
-def added_up(options: Sequence[DeclaredOption], flow: Flow) -> DeclaredAt | None:
-    """Return a call of ``backward``, if nothing is seen that divides the loss by the accumulation; else None."""
-    accums = {option.dest for option in options if option.meaning == "accum"}
-    for use in flow.uses(accums) if accums else ():
-        powers = dict(use.product.powers)
-        by = [powers.pop(dest) for dest in accums & powers.keys()]
-        to_library = by == [1.0] and re.search(ENDS["accum"][0], f"{use.sink} {use.name}")
-        if to_library or (by == [-1.0] and _OF_LOSS.search(f"{use.name} {use.sink}")):
-            return None
-    for part in flow.parts:
-        for call in part.calls_of("backward"):  # accelerate divides by its own number, DeepSpeed's engine by itself
-            if flow.known.runs(call, part) and (not call.args or "accelerator" in ast.unparse(call.func)):
-                return at(call, part.source)
-    return None
 
 
 def _family(meaning: Meaning | None) -> Meaning | None:

@@ -20,6 +20,8 @@ from ddplaunch.values.frozen import dataclass
 _RANK_NAMES = frozenset({"RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "GROUP_RANK"})
 # A mention of LOCAL_RANK that neither sets it nor only looks whether it is there.
 _OWN_RANK = re.compile(r"[\"']LOCAL_RANK[\"'](?!\s*(?:not\s+)?in\b|\]\s*=[^=])")
+# Variables that torchrun does not set: needed, or made the rank.
+_OF_ANOTHER = re.compile(r".*environ\b.*(?:SLURM|OMPI)_")
 _SETS_UP = ("init_process_group", "init_device_mesh", "init_distributed")
 _SETTING_UP = re.compile(
     r"(?:torch|deepspeed)\..*init_(?:process_group|device_mesh|distributed)"
@@ -123,14 +125,17 @@ def ranks_of(outside: Outside, options: Sequence[DeclaredOption]) -> GroupSetUp:
         return GroupSetUp(at(certain[0], certain[1].source), alone)
     frames = (node for part in parts for node in _joining(part, bool(set_ups)))
     sets_rank = any(True for part in parts for _ in _set_in_environment(part, "RANK"))
-    of_slurm = any(
-        all(flow.known.decide(test, part) is wanted for test, wanted in flow.known.conditions(node, part))
+    of_another = any(
+        (tests or isinstance(node, ast.Assign))
+        and all(flow.known.decide(test, part) is wanted for test, wanted in tests)
         for part in parts
-        for node in _set_in_environment(part, "RANK")
-        if "SLURM" in ast.unparse(node.value)
+        if _OF_ANOTHER.search(part.source.text)
+        for node in (*_set_in_environment(part, "RANK"), *part.of(ast.Subscript))
+        if _OF_ANOTHER.match(ast.unparse(node))
+        for tests in [flow.known.conditions(node, part)]
     )
-    # a group with a rank of the script's own, not with the one in the environment
-    own = of_slurm or (not aware and (sets_rank or all(keyword(call, "rank") is not None for call, _ in set_ups)))
+    # a group with a rank of the script's own or of another launcher's, not with the one in the environment
+    own = of_another or (not aware and (sets_rank or all(keyword(call, "rank") is not None for call, _ in set_ups)))
     places = (*(() if own else set_ups), *frames)
     joined = any(outside.obstacle(node, part, unread=True) is None for node, part in places)
     if joined or not alone:

@@ -15,7 +15,7 @@ from ddplaunch.script.declared import as_one_word, given
 from ddplaunch.script.doubts import not_one_pass, past_wrapper
 from ddplaunch.script.flow import PLACES, Flow, places_of
 from ddplaunch.script.known import UNKNOWN, known_value
-from ddplaunch.script.meaning import added_up, candidate, understood
+from ddplaunch.script.meaning import candidate, understood
 from ddplaunch.script.mistake_rules import mistakes_of
 from ddplaunch.script.names import ImportRecord, at, dotted, last, last_word, meaning_of, string
 from ddplaunch.script.options.calls import argparse_options, has_positional
@@ -152,7 +152,6 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
         unread=next(iter(dynamic), None),
         code=program.digests(),
         mistakes=mistakes,
-        added_up=added_up(numbers.options, flow),
     )
 
 

@@ -148,7 +148,6 @@ class ScriptReport:
     that appear as literals in environment look-ups, ``asks_for`` the numbers that are read from
     ``ddplaunch.current()``.
     ``ambiguous`` are meanings that several options could have, with these.
-    ``added_up`` is where gradients are computed of a loss that nothing divides by the accumulation, as far as is seen.
     ``instead`` says for meanings that no option has what the source has in its place.
     ``by_file`` says where a file is read, and no option.
     ``early`` says which variable that torch reads while it is imported is named before that, and may be set.
@@ -181,7 +180,6 @@ class ScriptReport:
     unread: DeclaredAt | None = None
     code: tuple[tuple[str, str], ...] = ()
     mistakes: tuple[Mistake, ...] = ()
-    added_up: DeclaredAt | None = None
 
 
 _FRAMEWORKS = """

@@ -248,7 +248,7 @@ OF_NUMBERS = (
 )
 
 
-def lacking(*missing: tuple[str, str], reason: str = "no option for it was found") -> Launch:
+def lacking(*missing: tuple[str, str], reason: str = "no option for it was recognized") -> Launch:
     return healthy_launch(missing=tuple(Missing(name, value, reason, f"read `{name}`") for name, value in missing))
 
 
@@ -258,7 +258,7 @@ HELD_BACK = healthy_launch(missing=(Missing("lr", "0.1", "`--lr-option none`", a
 UNREAD = "nothing reads `--accum-steps` (train.py:9); the effective batch is without it"
 NOT_RECEIVED = (
     *(
-        unseen_is(f"{unseen} … for it was found … read `{name}`", "warning", launch=lacking((name, value)))
+        unseen_is(f"{unseen} … for it was recognized … read `{name}`", "warning", launch=lacking((name, value)))
         for name, value, unseen in (
             ("batch_size", "8", "the batch size 8"),
             ("accum", "4", "the accumulation of 4"),

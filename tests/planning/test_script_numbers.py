@@ -159,9 +159,12 @@ TAKES_EPOCHS = "`--warmup-epochs` takes epochs (train.py:31)"
     ("script", "reasons"),
     [
         (NO_SCRIPT, ["the options of the program cannot be read (not a Python file)"] * 3),
-        (replace(report(complete=False), unread=AT), ["no option for it was found, and train.py:31 may hide one"] * 3),
+        (
+            replace(report(complete=False), unread=AT),
+            ["no option for it was recognized, and train.py:31 may hide one"] * 3,
+        ),
         (report(EPOCHS, LR, ACCUM), [TAKES_EPOCHS]),
-        (replace(report(LR), instead=(Instead("accum", "unread"),)), ["unread", "no option for it was found"]),
+        (replace(report(LR), instead=(Instead("accum", "unread"),)), ["unread", "no option for it was recognized"]),
         (
             replace(report(EPOCHS, ACCUM), ambiguous=(("lr", ("--lr", "--rate")),)),
             ["`--lr` and `--rate` could take it", TAKES_EPOCHS],
@@ -367,13 +370,8 @@ def test_ranks_that_may_not_meet_leave_what_is_scaled_by_them_in_doubt() -> None
         assert fixes == (None if number == nproc else f"train.py:31 sets the devices to {number}")
 
 
-def test_losses_that_nothing_divides_are_said_where_several_add_up() -> None:
-    script = replace(report(option("--accum", "accum")), added_up=AT)
-    (note,) = forward((), plan("accum"), script).notes
-    assert "the loss at train.py:31" in note and "if nothing does" in note and "`(loss / accum).backward()`" in note
+def test_one_micro_batch_needs_no_option_and_a_whole_rate_no_point() -> None:
     one = replace(NUMBERS, accum=Resolved(1, FLAG))
-    assert forward((), plan("accum", numbers=one), script).notes == ()
     assert forward((), plan("accum", numbers=one), report()).missing == (), "one micro-batch needs no option"
     (rate,) = forward((), plan("lr", numbers=replace(NUMBERS, lr=Resolved(2.0, FLAG))), report()).missing
     assert rate.value == "2"
-    assert forward((), plan("accum"), replace(script, options=())).notes == (), "it is not passed"

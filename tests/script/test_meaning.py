@@ -8,7 +8,7 @@ from textwrap import dedent, indent
 import pytest
 
 from ddplaunch.script.flow import UNREAD
-from ddplaunch.script.script_report import LOCAL_WORLD, WORLD, DeclaredAt, ScriptReport
+from ddplaunch.script.script_report import LOCAL_WORLD, WORLD, ScriptReport
 from tests.script.test_declared import option, read
 
 
@@ -394,25 +394,6 @@ def test_the_batch_that_deepspeed_gets_is_that_of_an_optimizer_step(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("body", "line"),
-    [
-        ("loss = model(x)\nloss.backward()", 9),
-        ("steps = len(loader) // args.accum\nscaler.scale(loss).backward()", 9),
-        ("if args.accum > 1:\n    loss = loss / args.accum\nloss.backward()", None),
-        ("n = args.accum\nloss = model(x)\nloss /= n\nloss.backward()", None),
-        ("(model(x) / args.accum).backward()", None),
-        ("scaler.scale(loss / args.accum).backward()", None),
-        ("a = Accelerator(gradient_accumulation_steps=args.accum)\na.backward(model(x))", None),
-        ("import lightning\nloss.backward()", 9),
-        ("import deepspeed\nengine.backward(loss)", None),
-    ],
-)
-def test_where_gradients_of_micro_batches_add_up(tmp_path: Path, body: str, line: int | None) -> None:
-    report = read(tmp_path, script('p.add_argument("--accum", type=int, default=1)', body))
-    assert report.added_up == (None if line is None else DeclaredAt("train.py", line))
-
-
-@pytest.mark.parametrize(
     ("step", "doubted"),
     [("f(model)", True), ("super().training_step(model)", False), ("super(Mine, self).training_step(model)", False)],
 )
@@ -451,6 +432,7 @@ UNLOADED = "`--batch-size` was followed to train.py:5, not to a DataLoader"
 OWN_LOADER = "def build_loader(d, n):\n    return %s\nbuild_loader(data, args.batch_size)"
 UNUSED = "`--lr` was followed to train.py:%s, not to an optimizer"
 UNSTEPPED = "`--accum` was followed to train.py:%s, not to what steps"
+STEPPED = "if (i + 1) % args.accum == 0:\n    opt.step()"
 UNCOUNTED = "`--warmup-steps` was followed to"
 KNOWN_SCHEDULE = "sched = get_linear_schedule_with_warmup(opt, args.warmup_steps)\n"
 
@@ -495,6 +477,7 @@ KNOWN_SCHEDULE = "sched = get_linear_schedule_with_warmup(opt, args.warmup_steps
         (BATCH, "args = copy.copy(args)\n" + LOADED, ""),
         (BATCH, "for k in load():\n    if args.x is None:\n        setattr(args, k, 1)\n" + LOADED, ""),
         (BATCH, "wandb.config.update(vars(args))\n" + LOADED, ""),
+        (BATCH, f"q = ArgumentParser(fromfile_prefix_chars='@')\n{LOADED}", "train.py may read options from a file"),
         (WARMUP, KNOWN_SCHEDULE, f"{UNCOUNTED} train.py:8, not to a Trainer"),
         (WARMUP, "sched = WarmupCosine(opt, args.warmup_steps)", f"{UNCOUNTED} train.py:8"),
         (WARMUP, "sched = LambdaLR(opt, lambda n: n / args.warmup_steps)", f"{UNCOUNTED} train.py:5"),
@@ -504,6 +487,8 @@ KNOWN_SCHEDULE = "sched = get_linear_schedule_with_warmup(opt, args.warmup_steps
         (WARMUP, "TrainingArguments(warmup_steps=args.warmup_steps)", ""),
         (RATE, "opt = torch.optim.SGD(model.parameters(), args.lr)", ""),
         (RATE, "opt = make(model, lr=args.lr)", ""),
+        (RATE, "if args.quick:\n    args.lr = 1e-4\nopt = SGD(w, lr=args.lr)", "train.py:9 may overwrite `--lr`"),
+        (RATE, "if args.lr is None:\n    args.lr = 1e-4\nopt = SGD(weights, lr=args.lr)", ""),
         (RATE, "def make_optimizer(lr):\n    return fixed()\nmake_optimizer(lr=args.lr)", UNUSED % 10),
         (RATE, "def make_optimizer(n):\n    return SGD(weights, lr=n)\nmake_optimizer(args.lr)", ""),
         (RATE, "rate = args.lr * warm(step)\nfor group in opt.param_groups:\n    group['lr'] = rate", ""),
@@ -527,10 +512,12 @@ KNOWN_SCHEDULE = "sched = get_linear_schedule_with_warmup(opt, args.warmup_steps
         (ACCUM, f"{ACCELERATOR}with a.accumulate(model):\n    a.backward(loss)", ""),
         (ACCUM, f"{ACCELERATOR}a.backward(loss)", UNSTEPPED % 8),
         (ACCUM, "assert self.args.accum == 1\nfor i in range(args.accum):\n    y.backward()", "train.py asserts that"),
+        (ACCUM, f"if x and args.accum > 1:\n    raise ValueError\n{STEPPED}", "train.py:9 may refuse it"),
+        (ACCUM, f"if args.accum < 1:\n    raise ValueError\n{STEPPED}", ""),
         (ACCUM, PLUGIN + "with a.accumulate(model):\n    a.backward(loss)", ""),
         (ACCUM, "n = len(x) // args.accum\nepochs = 9 // n\nfor e in range(epochs):\n  y.backward()", UNSTEPPED % 9),
         (ACCUM, "c = {'gradient_accumulation_steps': args.accum}\ndeepspeed.initialize(config=c)", ""),
-        (ACCUM, "if (i + 1) % args.accum == 0:\n    opt.step()", ""),
+        (ACCUM, STEPPED, ""),
         (ACCUM, "for i in x:\n    last = i % args.accum == 0\n    if not last:\n        continue\n    opt.step()", ""),
         (ACCUM, "while x:\n  y.backward()\n  if i % args.accum:\n    opt.zero_grad()\n  opt.step()", UNSTEPPED % 5),
         (ACCUM, "for micro in range(args.accum):\n    loss.backward()", ""),

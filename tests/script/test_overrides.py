@@ -81,7 +81,7 @@ def test_what_hydra_composes_or_makes_is_left_to_who_names_its_keys(tmp_path: Pa
         file.write(f"\n{more}\n")
     report = read(tmp_path)
     reasons = {each.number: each.reason for each in forward((), PLAN, report).missing}
-    assert re.fullmatch(r"no option for it was found, and train\.py:\d+ may hide one", reasons["lr"])
+    assert re.fullmatch(r"no option for it was recognized, and train\.py:\d+ may hide one", reasons["lr"])
     said = Options(batch_option=Resolved("data.batch_size", FLAG))
     named = understood_as_said(report, said, Target("script", "train.py"))
     assert isinstance(named, ScriptReport)

@@ -119,6 +119,11 @@ UP = "def up(many):\n    if many:\n        dist.init_process_group()\n"
         (SPAWNED + "launch = mp.spawn\nlaunch(f, (1,), 4)\n", True),
         (SPAWNED + "own = mp.get_context('spawn')\n[own.Process(target=f, args=(n,)) for n in range(4)]\n", True),
         ("import os\nif 'SLURM_PROCID' in os.environ:\n    " + OF_SLURM.replace("\n", "; ", 1), True),
+        (
+            "import os\nif 'RANK' in os.environ:\n    n = os.environ['SLURM_PROCID']\n    dist.init_process_group()\n",
+            True,
+        ),
+        ("import os\nif 'RANK' in os.environ:\n    dist.init_process_group()\nelse:\n    os.environ['OMPI_X']\n", None),
         ("import os\nos.system(command)", True),
         ("import os\nos.system('date')", False),
         ("import os\nn = os.environ['WORLD_SIZE']\n" + OF_SLURM, True),

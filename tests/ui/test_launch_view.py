@@ -37,7 +37,7 @@ def test_what_the_user_said_and_what_does_not_arrive(golden: Golden) -> None:
         passed=(
             Passed("total_batch_size", "32", ("--batch-size", "32"), DeclaredAt("train.py", 8), "of all processes"),
         ),
-        missing=(Missing("lr", "0.0004", "no option for it was found"),),
+        missing=(Missing("lr", "0.0004", "no option for it was recognized"),),
         doubts=(("lr", "not passed, train.py decides"), ("accum", "train.py:12 may decide the accumulation")),
     )
     golden("panel-said-80", launch_panel(shown, (), Terminal(80), facts=facts(), record=RECORD))

@@ -238,7 +238,7 @@ def looked(tmp_path: Path) -> Look:
 def test_a_number_that_was_not_passed_is_told_with_the_reason(looked: Look) -> None:
     missing = [
         {"number": "lr", "reason": "conf.yaml:3 says lr 0.04", "fix": "change `lr` in conf.yaml"},
-        {"number": "batch_size", "reason": "no option for it was found", "fix": "read it"},
+        {"number": "batch_size", "reason": "no option for it was recognized", "fix": "read it"},
         {"number": "accum", "reason": "`--accum-option none`", "fix": ""},
     ]
     seen = looked(both({"batch_size": 4}, **rates(0.04)), {**PLAN, "accum": 2}, plan={"missing": missing})

@@ -37,7 +37,7 @@ class Forwarded:
     """The script's final arguments, the numbers in them that came from the plan, and given numbers that do not arrive.
 
     ``receives`` are the numbers that would arrive if they were given, ``doubts`` those that the script might not train
-    with, each with a clause on what decides it instead, and ``notes`` are further clauses.
+    with, each with a clause on what decides it instead.
     """
 
     args: tuple[str, ...]
@@ -45,7 +45,6 @@ class Forwarded:
     missing: tuple[Missing, ...] = ()
     receives: tuple[str, ...] = ()
     doubts: tuple[tuple[str, str], ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 def forward(args: tuple[str, ...], plan: Plan, script: ScriptReport | Unavailable) -> Forwarded:
@@ -77,11 +76,10 @@ def forward(args: tuple[str, ...], plan: Plan, script: ScriptReport | Unavailabl
     missing = tuple(item for item in others if isinstance(item, Missing))
     receives = tuple(_receives(args, plan, script, placed))
     doubts = _doubts(args, plan, missing, script)
-    notes = () if "accum" in dict(doubts) else tuple(_of_losses(plan, script))
     final = arranged(replaced, additions)
     if plan.executable and not any(item.at is not None and item.at.line for item in passed):
         final = (*replaced, *(word for _, words in additions for word in words))  # `bash train.sh` must stay first
-    return Forwarded(final, tuple(passed), missing, receives, doubts, notes)
+    return Forwarded(final, tuple(passed), missing, receives, doubts)
 
 
 def _doubts(
@@ -113,15 +111,6 @@ def _doubts_of(args: Sequence[str], plan: Plan, script: ScriptReport) -> dict[st
         if option.meaning == "accum" and option.meaning not in plan.given and not known:
             doubts["accum"] = f"{option.at} may decide the accumulation"
     return doubts
-
-
-def _of_losses(plan: Plan, script: ScriptReport | Unavailable) -> Iterator[str]:
-    """Yield a note that gradients of micro-batches may add up, if nothing was seen that divides their losses."""
-    if (plan.count("accum") or 1) > 1 and not isinstance(script, Unavailable) and script.added_up is not None:
-        yield (
-            f"nothing was seen that divides the loss at {script.added_up} by the accumulation; if nothing does, and it "
-            "is a mean, `(loss / accum).backward()`"
-        )
 
 
 def _value(option: DeclaredOption, plan: Plan, script: ScriptReport, args: Sequence[str]) -> tuple[str | None, str]:
@@ -211,7 +200,7 @@ def _missing(family: str, value: str, plan: Plan, script: ScriptReport | Unavail
     helps = read if known else placed  # a named option may have its place before others, or be no option but a key
     if stands:
         return Missing(family, value, stands.clause, stands.fix or helps)
-    reason = f"no option for it was found{f', and {script.unread} may hide one' if script.unread else ''}"
+    reason = f"no option for it was recognized{f', and {script.unread} may hide one' if script.unread else ''}"
     if script.configs:
         reason = f"no key for it was recognized in {listed(script.configs, 3)}"
     return Missing(family, value, script.by_file or reason, helps)
