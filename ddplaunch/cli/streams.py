@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.ui.speech import findings_text
+from ddplaunch.ui.speech import findings_text, refusal_text
 from ddplaunch.ui.terminal import Terminal, speak, write
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding, Severity
@@ -58,6 +58,14 @@ def tell_findings(findings: Sequence[Finding]) -> None:
         tell_findings_to_starter(findings)
         if _path() is None or all(one.severity is not Severity.ERROR for one in findings):
             tell(findings_text(findings, Terminal.of(sys.stderr)) + "\n")
+
+
+def tell_refusal(findings: Sequence[Finding]) -> None:
+    """Write the findings that refuse a launch, and how to launch all the same, which such a program knows itself."""
+    tell_findings(findings)
+    if _path() is None:
+        refusing = [one for one in findings if one.severity is Severity.ERROR]
+        tell(refusal_text(refusing, Terminal.of(sys.stderr)))
 
 
 @dataclass(frozen=True)

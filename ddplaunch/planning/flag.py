@@ -136,7 +136,9 @@ def _number(flag: Flag, text: str) -> int | float:
             return int(plain)
     _, expected, example = TYPES[flag.kind]
     meant = text.replace(",", "." if flag.kind == "number" else "")
-    example = meant if _COMMAS.fullmatch(f"{flag.kind} {text}") else flag.example or example
+    first = re.match(r"[1-9][0-9]*(?=[,;/ ])", text)  # of a list
+    own = meant if _COMMAS.fullmatch(f"{flag.kind} {text}") else first and first[0]
+    example = own or flag.example or example
     raise usage(
         f"`{flag.flag} {shlex.quote(text)}` is not {expected}",
         why=flag.text,

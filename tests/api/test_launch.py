@@ -93,12 +93,13 @@ def test_a_failure_has_its_diagnosis(project: Path, capsys: pytest.CaptureFixtur
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_refusal_has_the_findings_of_the_command(project: Path) -> None:
+def test_a_refusal_has_the_findings_of_the_command(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(LaunchRefused) as refused:
         launch("nowhere.py", 2)
     assert refused.value.exit_status == 2
     with pytest.raises(LaunchRefused) as refused:
-        launch("train.py", 2, data="nowhere", show_output=False)
+        launch("train.py", 2, data="nowhere")
+    assert "--ignore" not in capfd.readouterr().err, "the exception tells it, in Python"
     command = [sys.executable, "-m", "ddplaunch", "run", "2", "--data", "nowhere", "--", "train.py"]
     said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert said.returncode == refused.value.exit_status == 4

@@ -44,6 +44,7 @@ INTEGERS = ("--accum", "--dataset-size", "--max-restarts", "--master-port")
         *(([word], "[number-out-of-range]: `" + word.replace("=", "` is ")) for word in OUT_OF_RANGE),
         (["--batch-size", "9" * 30], "[number-out-of-range]: `--batch-size` is 9"),
         (["--base-lr", "0,1"], "fix: `--base-lr 0.1`"),
+        (["--batch-size", "16,32"], "fix: `--batch-size 16`"),
         (["--dataset-size", "50,000"], "fix: `--dataset-size 50000`"),
         (["--batch-size", "0,1"], "fix: `--batch-size 8`"),
         (["--node-rank", "-1"], "`--node-rank` is -1, less than 0"),

@@ -13,7 +13,7 @@ from ddplaunch.cli.execute import environment_of, new_token, record_and_execute,
 from ddplaunch.cli.parsing.command import HOSTS, OUTPUT, Command, names_hosts
 from ddplaunch.cli.parsing.typed_words import TypedLaunch
 from ddplaunch.cli.prepare import Prepared, errors, prepare
-from ddplaunch.cli.streams import answer, tell, tell_findings
+from ddplaunch.cli.streams import answer, tell_findings, tell_refusal
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.launch import Launch
@@ -21,8 +21,6 @@ from ddplaunch.planning.options import Options
 from ddplaunch.records.gpu_lock import GpuLocks
 from ddplaunch.records.own.run_lock import hold_run, refuse_taken
 from ddplaunch.ui.shell import dry_run_text
-from ddplaunch.ui.speech import refusal_text
-from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, usage
 
 COMMAND = Command(
@@ -73,8 +71,7 @@ def _run(options: Options, script: list[str] | None, dry_run: bool, join_timeout
         answer(dry_run_text(prepared.launch))
         return ExitStatus.REFUSED if refusing else ExitStatus.DONE
     if refusing:
-        tell_findings(prepared.findings)
-        tell(refusal_text(refusing, Terminal.of(sys.stderr)))
+        tell_refusal(prepared.findings)
         return ExitStatus.REFUSED
     _start(prepared, join_timeout)
 
