@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -14,9 +15,9 @@ from ddplaunch.hosts.session.each_host import EachHost
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
 from ddplaunch.machine.sample import HostSample, RankSample, Sample, sample_of
-from ddplaunch.records.launchers import NodeProcesses, read_processes
+from ddplaunch.records.launchers import Launched, NodeProcesses, read_processes
 from ddplaunch.records.run_states import recorded_at
-from ddplaunch.values.finding import Finding
+from ddplaunch.values.finding import Finding, RefusedError
 from ddplaunch.values.words import host_name, listed
 from ddplaunch.watch.gpu_usage import GpuUsage
 from ddplaunch.watch.phases import late_host
@@ -27,6 +28,7 @@ from ddplaunch.watch.stragglers import phases_of, stragglers
 _KEPT = 60
 _JUDGED_EVERY = 5  # samples; findings are based on medians, which change slowly
 _BARS = "▁▂▃▄▅▆▇█"
+_FIRST_LOOK_S, _SELDOM_S, _LOOKS = 10.0, 600.0, 20  # at a launch's hosts: the pause before, which doubles; samples
 _FRESH_S = 10.0  # beyond the interval, after which the sample of a silent host is no longer shown
 
 #: Yields, until the run has ended, the newest sample of each host by node.
@@ -159,6 +161,21 @@ def samples_of_hosts(hosts: EachHost, interval_s: float) -> Samples:
             until_s = 0.0
             fresh_s = now_s - interval_s - _FRESH_S
             yield {node: sample for node, (heard_s, sample) in sorted(newest.items()) if heard_s >= fresh_s}
+
+
+def name_late_host(launched: Launched, say: Callable[[str], None]) -> None:
+    """Look at a launch's hosts now and then until one is late, and ``say`` it once; for a thread beside the launch."""
+    pause_s, late = _FIRST_LOOK_S, list[Finding]()
+    while not late:
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _SELDOM_S)
+        with suppress(RefusedError), EachHost(launched, "top", "--json") as hosts:
+            watched = Watched(samples_of_hosts(hosts, 1.0))
+            for _ in range(_LOOKS):
+                watched.look()
+                time.sleep(1.0)
+            late = [finding for finding in watched.findings if finding.code == "host-late"]
+    say(f"{late[0].what}; {late[0].fix}")
 
 
 def _joined(samples: Sequence[Sample]) -> Sample:

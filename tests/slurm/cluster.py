@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.agent.guarded import until
 from tests.conftest import skip
 from tests.ports import free_ports
 
@@ -65,6 +66,12 @@ PartitionName=first Nodes=ALL PriorityTier=10 DefaultTime=10 State=UP
 """
 
 
+def _stays(cgroup: Path) -> bool:
+    with suppress(OSError):
+        cgroup.rmdir()
+    return cgroup.exists()
+
+
 class Cluster:
     """``with Cluster(folder, nodes=2) as cluster``: up until the end of the block.
 
@@ -102,9 +109,8 @@ class Cluster:
             with suppress(psutil.Error):
                 if process_left.environ().get("SLURM_CONF") == str(self.folder / "slurm.conf"):
                     process_left.kill()
-        if self._confines:  # slurmd leaves these behind
-            for left in Path("/sys/fs/cgroup").glob("*/slurm_vn*"):
-                left.rmdir()
+        if self._confines:  # slurmd leaves these behind, busy for as long as a step is ending
+            until(lambda: not any(map(_stays, Path("/sys/fs/cgroup").glob("*/slurm_vn*"))), "no cgroup is left")
 
     @property
     def environment(self) -> dict[str, str]:

@@ -35,13 +35,14 @@ def test_slurm_binds_and_wins(cluster: Cluster, tmp_path: Path) -> None:
     assert f"CPUs 1 of {CPUS}, bound by Slurm" in bound.stderr
 
 
-#: Rank 1 takes memory until the kernel ends it.
+#: Rank 1 takes 1.5 GB, for which rank 0 waits.
 TAKES = """
-import os, time
-kept = []
-while os.environ["RANK"] == "1":
-    kept.append(b"x" * (1 << 20))
-time.sleep(1000)
+import os, pathlib, time
+if os.environ["RANK"] == "1":
+    kept = [b"x" * (1 << 20) for _ in range(1500)]
+    pathlib.Path("taken").touch()
+while not pathlib.Path("taken").exists():
+    time.sleep(0.1)
 """
 
 
@@ -59,3 +60,5 @@ def test_a_job_that_takes_more_memory_than_slurm_gave_it_is_ended_by_the_kernel_
     for word in (job, f"slurm-{job}.out"):
         assert "error[host-out-of-memory]: " in explained(cluster, tmp_path, word)
     within(lambda: not of_folder(tmp_path))
+    job = submit(cluster, tmp_path, "2", "--device", "cpu", "--mem", "3G", "--", "train.py")
+    assert cluster.finished(job, timeout_s=240)["JobState"] == "COMPLETED", "as the fix says"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.ssh.lab import Lab, lab
-from tests.ssh.launched import WAIT, Launched
+from tests.ssh.launched import SEES, WAIT, Launched
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     with lab(3, tmp_path_factory.mktemp("losses")) as made:
+        made.write("sees.py", SEES)
         made.write("wait.py", WAIT)
         yield made
 
@@ -90,3 +91,6 @@ def test_what_goes_without_a_word(three: Lab) -> None:
     assert f"{diagnosis['host']} was lost: nothing was heard of it for 15 s" in run.flat
     assert {note.partition(":")[0] for note in run.outcome["notes"]} == {cut_off.name, dead.name}
     three.nothing_left("losses", 90, (left, cut_off))
+    assert f"start again without it: `--exclude {diagnosis['host']}`" in run.flat
+    again = Launched(three, "again", "3x1", "--exclude", f"{dead.name},{cut_off.name}", script=("sees.py",))
+    assert again.ended() == 0, again.said

@@ -36,6 +36,26 @@ print("rank", os.environ["RANK"], "waits", flush=True)
 time.sleep(600)
 """
 
+#: Trains until the test has seen enough; rank 1 is late.
+LATE = """
+import os, pathlib, time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+enough = torch.zeros(1)
+while not enough:
+    loss = model(torch.ones(2, 4)).sum()
+    time.sleep(0.05 + 0.15 * dist.get_rank())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    enough[0] = pathlib.Path("enough").exists()
+    dist.all_reduce(enough)
+dist.destroy_process_group()
+"""
+
 
 @pytest.fixture(scope="module")
 def debian(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
@@ -60,14 +80,24 @@ def met_at(saw: Sequence[Mapping[str, Any]]) -> list[str]:
 def test_a_name_that_means_loopback_to_rank_0_and_a_directory_of_the_run_that_hosts_share(debian: Lab) -> None:
     """They record in it, and bring nothing."""
     shared = debian.folder / "shared"
-    words = ("2x1", "--master-addr", "alpha0", "--run-dir", str(shared), "--phases")
+    words = ("2x1", "--master-addr", "alpha0", "--run-dir", str(shared))
     run = Launched(debian, "loopback", *words, script=("sees.py",))
     assert met_at(seen(debian, run)) == [f"{debian.hosts[0].address} {INTERFACE}"] * 2
-    assert "`ddplaunch top loopback` names a late host" in run.flat
     record = shared / "runs" / "loopback"
     assert json.loads((record / "outcome.json").read_text())["state"] == "succeeded"
     assert [len(list(record.glob(f"node-{node}/attempt-0/rank-{node}.out"))) for node in (0, 1)] == [1, 1]
     assert not any((debian.own(host) / ".ddplaunch" / "runs" / "loopback").exists() for host in debian.hosts)
+
+
+def test_a_host_for_which_all_wait_is_named_while_it_trains(debian: Lab) -> None:
+    debian.write("late.py", LATE)
+    run = Launched(debian, "late", "2x1", "--phases", script=("late.py",))
+    run.until(lambda: "ddplaunch: the others waited for host alpha1: " in run.flat, "the late host is named")
+    assert "; `--exclude alpha1` leaves it out" in run.flat
+    for host in debian.hosts:
+        (debian.own(host) / "enough").touch()
+    assert run.ended() == 0, run.said
+    assert "warning[host-late]: the others waited for host alpha1: " in run.flat, "at the end, as a finding"
 
 
 def test_a_host_that_takes_no_record_is_named_before_and_its_last_words_come_all_the_same(debian: Lab) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,7 @@ from ddplaunch.cli.hosts.hosts_verdict import EndedLaunch
 from ddplaunch.cli.hosts.plan_hosts import AskedHosts, LaunchedHosts, Planned, hosts_of
 from ddplaunch.cli.parsing.typed_words import TypedLaunch
 from ddplaunch.cli.prepare import errors, record_directory
-from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
+from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings, tell_refusal
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.cli.which_run import bring
 from ddplaunch.hosts.session.links import Links, allow_many
@@ -35,12 +36,12 @@ from ddplaunch.records.write import write_record
 from ddplaunch.ui.outcome_view import outcome_text
 from ddplaunch.ui.plan_view import plan_json, plan_text
 from ddplaunch.ui.shell import dry_run_text
-from ddplaunch.ui.speech import refusal_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import ExitStatus, RefusedError, usage
 from ddplaunch.values.resolved import value_of
 from ddplaunch.values.secrets import hide_words
+from ddplaunch.watch.live_samples import name_late_host
 
 _GRACE_S = 30.0
 _RECORD_S = 60.0  # for the records of all hosts to arrive
@@ -73,9 +74,8 @@ def run_on_hosts(typed: TypedLaunch, asked_hosts: AskedHosts, printed: str) -> i
         if gathered.missing:
             raise RefusedError(*alike(gathered.missing))
         planned = launched.plan(gathered)
-        if refusing := errors(planned.findings):
-            tell_findings(planned.findings)
-            tell(refusal_text(refusing, Terminal.of(sys.stderr)))
+        if errors(planned.findings):
+            tell_refusal(planned.findings)
             return ExitStatus.REFUSED
         if printed:
             return _print(planned, printed)
@@ -112,7 +112,6 @@ def _launch(links: Links, planned: Planned, script: Sequence[str], begun_s: floa
     noted = write_record(launch, sys.argv, os.environ, facts, planned.findings, base, token=token)
     notes = (
         *notes_on([part.report.name for part in parts]),
-        *[f"`ddplaunch top {launch.run_id}` names a late host"][: value_of(launch.options.phases, False)],
         *launch.notes,
     )
     of_all = replace(launch, topology=replace(launch.topology, node_rank=None), notes=notes)  # this process is no node
@@ -138,6 +137,8 @@ def _launch(links: Links, planned: Planned, script: Sequence[str], begun_s: floa
         console = HostsConsole(tuple(place.host for place in places), launch.options.show is not None)
         hosts = [part.link for part in parts]
         running = LaunchOnHosts(links, hosts, console.show, grace_s, host_timeout_s, console.say)
+        if value_of(launch.options.phases, False):
+            threading.Thread(target=name_late_host, args=(launched, console.say), daemon=True).start()
         return _stay(launched, running, console, orders)
 
 
