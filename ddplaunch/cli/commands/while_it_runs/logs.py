@@ -18,8 +18,7 @@ from ddplaunch.hosts.session.each_host import EachHost
 from ddplaunch.planning.flag import Flag
 from ddplaunch.records.find import read_record
 from ddplaunch.records.launchers import Launched, read_processes
-from ddplaunch.records.log_files import LogFile, blocks, log_file, log_parts
-from ddplaunch.records.log_files import follow_logs as follow_files
+from ddplaunch.records.log_files import LogFile, blocks, follow_logs, log_file, log_parts
 from ddplaunch.records.run_states import live_run
 from ddplaunch.ui.logs_view import Lines, cut_text, prefix_of
 from ddplaunch.ui.terminal import Terminal, write
@@ -82,10 +81,10 @@ def logs(
             if away is not None:
                 begin = ["--rank", rank or "all", "--lines", "all" if last is None else str(last)]
                 hosts = stack.enter_context(EachHost(away, "logs", "--json", *begin, *["--follow"] * bool(follow)))
-                lines_here = follow_files(directory, ranks, positions, lambda: not hosts.open, over_s=0.1)
+                lines_here = follow_logs(directory, ranks, positions, lambda: not hosts.open, over_s=0.1)
                 later = _from_hosts(hosts, away, lines_here)
             elif follow:
-                later = follow_files(directory, ranks, positions, is_over(directory))
+                later = follow_logs(directory, ranks, positions, is_over(directory))
             for file, data in chain(blocks(parts), later):
                 if not write(_line(file, data) if json else show.bars() if file is None else show.take(file, data)):
                     return ExitStatus.DONE
