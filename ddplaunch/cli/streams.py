@@ -82,16 +82,16 @@ def asked(path: Path) -> dict[str, str]:
     return {VARIABLE: f"{os.getpid()}:{path}"}
 
 
-def end_with_starter(environ: Mapping[str, str] = os.environ) -> None:
+def end_with_starter() -> None:
     """Have the kernel send SIGTERM when the program that started this process is gone; execve(2) keeps that.
 
     A restarted notebook kills its kernel, which would otherwise leave the ranks training. Does nothing where no program
     asked for events.
     """
-    if _path(environ) is None:
+    if _path() is None:
         return
     get_signal_at_parents_end(signal.SIGTERM)
-    if _path(environ) is None:  # the starter ended just now
+    if _path() is None:  # the starter ended just now
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -149,8 +149,8 @@ def read_told(path: Path | int) -> StartReport:
     return StartReport(tuple(dict.fromkeys(findings)), run_id, None if directory is None else Path(directory))
 
 
-def _path(environ: Mapping[str, str] = os.environ) -> str | None:
-    starter, _, path = environ.get(VARIABLE, "").partition(":")
+def _path() -> str | None:
+    starter, _, path = os.environ.get(VARIABLE, "").partition(":")
     return path if starter == str(os.getppid()) else None
 
 

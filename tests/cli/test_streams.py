@@ -117,7 +117,8 @@ def test_a_launch_ends_with_the_program_that_started_it(
     monkeypatch.setattr(os, "getppid", lambda: next(parent))
     monkeypatch.setattr(streams, "get_signal_at_parents_end", lambda number: ended.append("at its end"))
     monkeypatch.setattr(os, "kill", lambda pid, number: ended.append("now"))
-    streams.end_with_starter({streams.VARIABLE: "7:/told"})
+    monkeypatch.setenv(streams.VARIABLE, "7:/told")
+    streams.end_with_starter()
     assert ended == done
 
 
