@@ -11,14 +11,13 @@ from ddplaunch.cli.parsing.command import OUTPUT, TRIALS, Command
 from ddplaunch.cli.parsing.typed_words import TypedLaunch
 from ddplaunch.cli.streams import answer, answer_json
 from ddplaunch.cli.target import required
-from ddplaunch.cli.trials.measured_steps import Measure
-from ddplaunch.cli.trials.trial import Change, Trial, Trials, decided
+from ddplaunch.cli.trials.trial import Change, Trial, Trials, decided, measure_of
 from ddplaunch.planning.flag import Flag
 from ddplaunch.prove.answer import proof_json, proof_text
 from ddplaunch.prove.proof import OWN, Proof
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus
-from ddplaunch.values.resolved import Resolved, value_of
+from ddplaunch.values.resolved import Resolved
 
 COMMAND = Command(
     examples=(
@@ -41,7 +40,7 @@ def prove(typed: TypedLaunch, json: bool | None, steps: int | None, in_place: bo
         launch["ignore"] = (*launch.get("ignore", ()), Resolved("cuda-without-gpus", OWN))  # the CPU stands in for them
     options = with_configuration(replace(typed, said=launch))
     first = decided(options, words)
-    never_enough = Measure(sys.maxsize, None, value_of(options.timeout_s, 600.0))
+    never_enough = measure_of(options, sys.maxsize, usual_s=0.0)
     runs = Trials("prove", first, typed, never_enough, in_place=bool(in_place))
     proof = Proof(first.launch, launch, steps)
 
