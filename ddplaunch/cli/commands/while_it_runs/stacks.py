@@ -80,7 +80,7 @@ class RanksSeen:
     """Where ranks are, each one's CPU use in percent of a core, and the seconds since one printed, None if unknown."""
 
     stacks: tuple[RankStack, ...]
-    cpu: tuple[tuple[int, float], ...]
+    cpu: Mapping[int, float]
     silent_s: float | None
 
 
@@ -90,12 +90,12 @@ def ranks_seen(run: RunProcesses) -> RanksSeen:
     usage = RankUsage(ranks)
     usage.sample()
     time.sleep(_LOOK_S)
-    cpu = [(each.rank, (each.cpu_percent or 0.0) + (each.workers_cpu_percent or 0.0)) for each in usage.sample()]
+    cpu = {each.rank: (each.cpu_percent or 0.0) + (each.workers_cpu_percent or 0.0) for each in usage.sample()}
     stacks = with_workers(
         take_stacks([LiveRank(rank, each.pid, each.start_ticks) for rank, each in sorted(ranks.items())])
     )
     directory = recorded_at(run)
-    return RanksSeen(tuple(stacks), tuple(cpu), None if directory is None else _silent_s(directory))
+    return RanksSeen(stacks, cpu, None if directory is None else _silent_s(directory))
 
 
 def _ask_hosts(launched: Launched) -> tuple[RanksSeen, tuple[str, ...]]:
@@ -106,14 +106,14 @@ def _ask_hosts(launched: Launched) -> tuple[RanksSeen, tuple[str, ...]]:
     ranks = [rank for answer in answers.values() for rank in answer.get("ranks", ())]
     silent = [answer["silent_s"] for answer in answers.values() if answer.get("silent_s") is not None]
     stacks = sorted((from_plain(rank, RankStack) for rank in ranks), key=lambda stack: stack.rank)
-    cpu = tuple((rank["rank"], rank["cpu_percent"]) for rank in ranks if rank["cpu_percent"] is not None)
+    cpu = {rank["rank"]: rank["cpu_percent"] for rank in ranks if rank["cpu_percent"] is not None}
     names = tuple(place.host for place in launched.places if place.node in answers)
     return RanksSeen(tuple(stacks), cpu, min(silent, default=None)), names
 
 
 def _findings(run_id: str, ranks: RanksSeen, host: str | None) -> tuple[Finding, ...]:
     """Return why no stack is visible, or what the ranks wait for; ``host`` is the host of all ranks, if only one."""
-    stacks, cpu, silent_s = ranks.stacks, dict(ranks.cpu), ranks.silent_s
+    stacks, silent_s = ranks.stacks, ranks.silent_s
     blind = [stack for stack in stacks if not stack.threads]
     if stacks and len(blind) == len(stacks):
         return (
@@ -124,10 +124,10 @@ def _findings(run_id: str, ranks: RanksSeen, host: str | None) -> tuple[Finding,
                 fix="`py-spy dump --pid PID` where it is installed and may look; the next run without `--no-stacks`",
             ),
         )
-    idle = [rank for rank, used in cpu.items() if used < _IDLE_PERCENT]
+    idle = [rank for rank, used in ranks.cpu.items() if used < _IDLE_PERCENT]
     if silent_s is None or silent_s < _STILL_S or not idle:
         return ()
-    busy = {rank: used / 100 for rank, used in cpu.items() if rank not in idle}
+    busy = {rank: used / 100 for rank, used in ranks.cpu.items() if rank not in idle}
     diagnosis = hang_diagnosis(stacks, NoProgress(silent_s, busy, {}, host))
     return (replace(as_finding(diagnosis, None), severity=Severity.WARNING),)
 
@@ -140,12 +140,13 @@ def _silent_s(directory: Path) -> float | None:
 
 def _stacks_text(run_id: str, ranks: RanksSeen, place: str, terminal: Terminal) -> str:
     """Return a line for each place where ranks are, the odd ones out first; ``place`` names the hosts in the title."""
-    places, cpu = groups(ranks.stacks), dict(ranks.cpu)
+    places = groups(ranks.stacks)
     quiet = "" if (ranks.silent_s or 0) < 1 else f"; nothing printed for {duration_text(ranks.silent_s or 0)}"
     counted = "one place" if len(places) == 1 else f"{len(places)} places"
     head = f"{run_id}: {count(len(ranks.stacks), 'rank')} {place}, in {counted}{quiet}"
     rows = [
-        {"ranks": ranks_text(group.ranks), "where": group.place.text, "doing": _state(group, cpu)} for group in places
+        {"ranks": ranks_text(group.ranks), "where": group.place.text, "doing": _state(group, ranks.cpu)}
+        for group in places
     ]
     return terminal.page([*terminal.lines(head), *table(rows, terminal)])
 
@@ -169,7 +170,6 @@ def _state(group: RankGroup, cpu: Mapping[int, float]) -> str:
 
 def _stacks_json(run_id: str, ranks: RanksSeen) -> dict[str, Any]:
     """Return stacks, groups and CPU use as JSON values; ``groups`` lists the odd ones out first."""
-    cpu = dict(ranks.cpu)
     return {
         "schema": _SCHEMA,
         "run_id": run_id,
@@ -179,5 +179,5 @@ def _stacks_json(run_id: str, ranks: RanksSeen) -> dict[str, Any]:
             {"ranks": list(group.ranks), "place": group.place.text, "kind": group.place.kind}
             for group in groups(ranks.stacks)
         ],
-        "ranks": [{**plain(stack), "cpu_percent": cpu.get(stack.rank)} for stack in ranks.stacks],
+        "ranks": [{**plain(stack), "cpu_percent": ranks.cpu.get(stack.rank)} for stack in ranks.stacks],
     }
