@@ -25,7 +25,7 @@ from ddplaunch.hosts.json_lines import GREETING, LineReader, json_line, message_
 from ddplaunch.hosts.session import start_hosts
 from ddplaunch.hosts.session.answers import Answers, Question, machine, reached
 from ddplaunch.hosts.session.collect import ask_all, clock_of, meet
-from ddplaunch.hosts.session.links import Link, Links, allow_many
+from ddplaunch.hosts.session.links import Link, Links
 from ddplaunch.hosts.session.start_hosts import HostEnd, LaunchOnHosts
 from ddplaunch.hosts.ssh import alike, command, failure, why_lost
 from ddplaunch.machine.facts import Interface, PackageFacts, ProbeRequest
@@ -372,8 +372,8 @@ def test_sessions_are_kept_alive_and_a_silent_one_is_killed(links: Links) -> Non
     assert ends == ["end"]
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] - 1, before[1]))
-    allow_many()
-    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    with Links():
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 

@@ -22,7 +22,7 @@ from ddplaunch.cli.prepare import errors, record_directory
 from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings, tell_refusal
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.cli.which_run import bring
-from ddplaunch.hosts.session.links import Links, allow_many
+from ddplaunch.hosts.session.links import Links
 from ddplaunch.hosts.session.start_hosts import HostEnd, LaunchOnHosts
 from ddplaunch.hosts.ssh import alike
 from ddplaunch.planning.hosts_plan import names_text, options_json, sized
@@ -66,7 +66,6 @@ def run_on_hosts(typed: TypedLaunch, asked_hosts: AskedHosts, printed: str) -> i
     if options.nnodes and options.nnodes.value.most == len(hosts) + len(asked_hosts.exclude):
         options = replace(options, nnodes=None)  # the size was typed before hosts were excluded
     options = sized(options, [host.name for host in hosts], [host.slots for host in hosts])
-    allow_many()
     begun_s = steady_s()
     with Links() as links:
         launched = LaunchedHosts(links, hosts, asked_hosts, options, target)

@@ -43,9 +43,8 @@ class EachHost:
 
         Raises RefusedError where this machine cannot open that many sessions.
         """
-        from ddplaunch.hosts.session.links import Links, allow_many  # asyncio, which a run on this host does not need
+        from ddplaunch.hosts.session.links import Links  # asyncio, which a run on this host does not need
 
-        allow_many()
         self._links = Links()
         with contextlib.ExitStack() as begun:
             begun.enter_context(self._links)

@@ -197,7 +197,11 @@ class Links:
     """All sessions of one command, and the loop on which they and all that waits for them run."""
 
     def __init__(self) -> None:
-        """Open none yet."""
+        """Open none yet; raise the soft limit on open files to the hard one: a session takes four, its client more."""
+        import resource  # not on Windows
+
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         self.all: list[Link] = []
         self._loop = asyncio.new_event_loop()
         self._arrival = asyncio.Event()
@@ -252,11 +256,3 @@ class Links:
         for link in silent:
             link.kill()
         return silent
-
-
-def allow_many() -> None:
-    """Raise the soft limit on open files to the hard one: each session takes four, and each ssh client its own."""
-    import resource  # not on Windows
-
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

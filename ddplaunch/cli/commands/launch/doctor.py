@@ -26,7 +26,7 @@ from ddplaunch.comm.checks import CHECKS as MEASURED
 from ddplaunch.comm.checks import run_measured
 from ddplaunch.comm.results import Comm, comm_results
 from ddplaunch.comm.view import comm_json, comm_text
-from ddplaunch.hosts.session.links import Links, allow_many
+from ddplaunch.hosts.session.links import Links
 from ddplaunch.hosts.ssh import alike
 from ddplaunch.machine.facts import Facts, TorchImport
 from ddplaunch.machine.gather import gather
@@ -122,7 +122,6 @@ def _doctor_hosts(
     """
     target = parse_target(script) if script is not None else None
     hosts = hosts_of(asked_hosts)
-    allow_many()
     if target is None and asked_hosts.chdir is None:
         asked_hosts = replace(asked_hosts, chdir=".")  # without a launch, where ssh begins
     measured = None
