@@ -72,7 +72,7 @@ def test_a_host_that_drops_every_connection_is_a_finding(
     monkeypatch.setattr("ddplaunch.hosts.session.fan_out._LONGEST_DELAY_S", 0.01)
     command = answering(tmp_path, 1000)
     question = Question(ProbeRequest(), sys.executable, deadline_s=60)
-    gathered = ask_all(links, ["gpu-x"], lambda name: links.open(name, command(name)), question)
+    gathered = links.run(ask_all(links, ["gpu-x"], lambda name: links.open(name, command(name)), question))
     (finding,) = gathered.missing
     assert (finding.code, finding.where) == ("host-connections-dropped", ("gpu-x",))
     assert finding.what == f"gpu-x closed {TRIES} connections before ssh began"

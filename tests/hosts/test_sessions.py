@@ -157,7 +157,7 @@ def start(links: Links) -> Any:
 
 def ask(links: Links, *names: str, deadline_s: float = 60, **more: Any) -> Any:
     question = Question(ProbeRequest(), sys.executable, deadline_s=deadline_s, **more)
-    return ask_all(links, names, start(links), question)
+    return links.run(ask_all(links, names, start(links), question))
 
 
 def test_hosts_answer_with_their_facts_and_meet(links: Links, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

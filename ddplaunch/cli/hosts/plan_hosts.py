@@ -144,7 +144,7 @@ class LaunchedHosts:
             return self._links.open(name, command(name, self._asked.interpreter, self._asked.patience_s))
 
         try:
-            return ask_all(self._links, list(self._hosts), start, question)
+            return self._links.run(ask_all(self._links, list(self._hosts), start, question))
         except FileNotFoundError as exception:
             raise UsageError(ssh_missing()) from exception
 

@@ -34,15 +34,11 @@ class Gathered:
     missing: tuple[Finding, ...]
 
 
-def ask_all(links: Links, names: Sequence[str], start: Callable[[str], Link], question: Question) -> Gathered:
+async def ask_all(links: Links, names: Sequence[str], start: Callable[[str], Link], question: Question) -> Gathered:
     """Open a session with each host, ask all that can be reached at once, and return their answers.
 
     ``start`` opens the session of one host. Raises FileNotFoundError where there is no ssh.
     """
-    return links.run(_ask_all(links, names, start, question))
-
-
-async def _ask_all(links: Links, names: Sequence[str], start: Callable[[str], Link], question: Question) -> Gathered:
     fan_out = FanOut(links, start, question.deadline_s)
     request = replace(question.request, torch_needs_gpu=True, packages=True)
     message = {"what": "facts", "question": codec.plain(replace(question, request=request))}
