@@ -61,12 +61,10 @@ async def ask_all(links: Links, names: Sequence[str], start: Callable[[str], Lin
     return Gathered(tuple(reports), tuple(answered_links), tuple(missing))
 
 
-async def replies(
-    links: Sequence[Link], message: Mapping[str, Any], deadline_s: float | None = None
-) -> dict[Link, dict[str, Any]]:
-    """Ask all hosts one question; return the answers that arrive within ``deadline_s``, or within each host's time."""
-    until_s = None if deadline_s is None else time.monotonic() + deadline_s
-    answers = await asyncio.gather(*(link.ask(message, until_s or link.until_s) for link in links))
+async def replies(links: Sequence[Link], message: Mapping[str, Any], deadline_s: float) -> dict[Link, dict[str, Any]]:
+    """Ask all hosts one question; return the answers that arrive within ``deadline_s``."""
+    until_s = time.monotonic() + deadline_s
+    answers = await asyncio.gather(*(link.ask(message, until_s) for link in links))
     return {link: answer for link, answer in zip(links, answers, strict=True) if answer is not None}
 
 
