@@ -15,9 +15,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddplaunch.agent.guard.sweep import catches
 from ddplaunch.agent.protocol import ENDING, IGNORED, PASSED_ON
-from ddplaunch.machine.processes.process_table import ProcessStat
+from ddplaunch.machine.processes.process_table import ProcessStat, catches
 from ddplaunch.machine.processes.stop_processes import send_signal
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.first_failure import steady_s

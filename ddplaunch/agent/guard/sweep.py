@@ -12,8 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from ddplaunch.machine.files import read
-from ddplaunch.machine.processes.process_table import ProcessStat, own_processes, read_command, read_variable
+from ddplaunch.machine.processes.process_table import ProcessStat, catches, own_processes, read_command, read_variable
 from ddplaunch.machine.processes.stop_processes import asked_first, send_signal
 from ddplaunch.values.variable_names import LAUNCH
 
@@ -103,13 +102,6 @@ def grace_of_left(owners: Mapping[int, Owner], grace_s: float) -> Grace:
         return grace_s if not is_worker(process) and catches(process.pid, signal.SIGTERM) else KILL_AFTER_S
 
     return grace
-
-
-def catches(pid: int, number: int) -> bool:
-    """Return whether a process has a handler for a signal, from proc_pid_status(5)."""
-    status = (read(f"/proc/{pid}/status") or "").splitlines()
-    mask = next((line.split()[1] for line in status if line.startswith("SigCgt:")), "0")
-    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 class _Sweep:

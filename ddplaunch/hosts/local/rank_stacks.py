@@ -23,7 +23,7 @@ from ddplaunch.explain.stacks.parse import (
     waits_for_program,
 )
 from ddplaunch.machine.files import read_bytes
-from ddplaunch.machine.processes.process_table import ProcessStat, pids, read_stat
+from ddplaunch.machine.processes.process_table import ProcessStat, catches, pids, read_stat
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
 
@@ -131,7 +131,7 @@ def _by_signal(pid: int, start_ticks: int | None) -> tuple[ThreadStack, ...] | U
         return Unavailable("it has ended" if isinstance(error, ProcessLookupError) else f"pidfd: {error.strerror}")
     try:
         memory = _memory(pid)
-        if memory is None or not _catches(pid):
+        if memory is None or not catches(pid, SIGNAL):
             return Unavailable(_NOT_ASKED)
         if start_ticks is not None and ((stat := read_stat(pid)) is None or stat.start_ticks != start_ticks):
             return Unavailable("it has ended")
@@ -175,11 +175,6 @@ def _memory(pid: int) -> int | None:
         except FileNotFoundError:
             continue
     return None
-
-
-def _catches(pid: int) -> bool:
-    match = re.search(rb"^SigCgt:\s*([0-9a-f]+)$", read_bytes(f"/proc/{pid}/status") or b"", re.MULTILINE)
-    return bool(match and int(match[1], 16) >> (SIGNAL - 1) & 1)
 
 
 def _python_process(pid: int) -> int:

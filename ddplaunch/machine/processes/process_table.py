@@ -240,6 +240,13 @@ def io_bytes_of(task: int | str) -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith((b"rchar:", b"wchar:")))
 
 
+def catches(pid: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal, from proc_pid_status(5)."""
+    status = (read_bytes(f"/proc/{pid}/status") or b"").splitlines()
+    mask = next((line.split()[1] for line in status if line.startswith(b"SigCgt:")), b"0")
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
 def descendants(table: ProcessTable, roots: set[int]) -> set[int]:
     """Return the pids of all descendants of ``roots``, without the roots."""
     children: dict[int, list[int]] = {}
