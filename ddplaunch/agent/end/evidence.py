@@ -158,22 +158,14 @@ def kernel_lines(since_s: float) -> tuple[str, ...]:
 
     https://docs.kernel.org/admin-guide/abi-testing.html (ABI file dev-kmsg).
     """
-    try:
-        log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return ()
     since_boot_us = (since_s - steady_s() + time.clock_gettime(time.CLOCK_MONOTONIC)) * 1e6
     lines: list[str] = []
-    try:
+    with contextlib.suppress(OSError), open(os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK), "rb") as log:
         while True:
             try:
-                match = _RECORD.match(os.read(log, 8192))
+                match = _RECORD.match(os.read(log.fileno(), 8192))  # raises BlockingIOError at the end
             except BrokenPipeError:  # the line was overwritten: read the next one
                 continue
             if match and int(match[1]) >= since_boot_us:
                 lines.append(match[2].decode("utf-8", "replace"))
-    except OSError:  # BlockingIOError at the end
-        pass
-    finally:
-        os.close(log)
     return tuple(lines[-_MOST_LINES:])
