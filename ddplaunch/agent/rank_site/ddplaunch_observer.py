@@ -255,7 +255,7 @@ class _Observer:
         import json
 
         draft = f"{self._path}.{self._owner}"
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         with open(descriptor, "w", encoding="ascii") as file:
             json.dump(note, file)
         os.replace(draft, self._path)  # noqa: PTH105 - pathlib is not imported in every rank

@@ -181,7 +181,7 @@ class StepFile:
         """Write the waiting lines. Raises OSError."""
         if self._file < 0:
             new = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-            self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | new, 0o600)
+            self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | new, 0o600)
         if self._waiting:
             text = "\n".join([*self._waiting, ""])
             self._waiting = []

@@ -109,7 +109,7 @@ def register(count: Callable[[int], None]) -> None:
         import faulthandler
         import fcntl
 
-        low = os.memfd_create(MEMORY, os.MFD_CLOEXEC)
+        low = os.memfd_create(MEMORY)
         try:
             memory = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _FAR_AWAY)
         finally:

@@ -171,7 +171,7 @@ def _memory(pid: int) -> int | None:
     for name in sorted(os.listdir(folder), key=int, reverse=True):  # noqa: PTH208
         try:
             if f"/memfd:{MEMORY}" in os.readlink(f"{folder}/{name}"):  # noqa: PTH115
-                return os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+                return os.open(f"{folder}/{name}", os.O_RDONLY)
         except FileNotFoundError:
             continue
     return None
