@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from ddplaunch.machine.facts import Facts, NetworkFacts, Route
@@ -147,32 +147,17 @@ def part(options: Options, node: int, meeting: Meeting, run_id: str) -> Options:
     )
 
 
-def options_json(options: Options) -> dict[str, Any]:
-    """Return the options as JSON values, sources included."""
-    json: dict[str, Any] = {}
-    for field in fields(options):
-        value = getattr(options, field.name)
-        if isinstance(value, tuple):
-            json[field.name] = [_resolved_json(item) for item in value]
-        elif value is not None:
-            json[field.name] = _resolved_json(value)
-    return json
-
-
-def options_from_json(data: Mapping[str, Any]) -> Options:
-    """Return the options that ``options_json`` turned into ``data``. Raises KeyError or TypeError for other data."""
+def options_from_plain(data: Mapping[str, Any]) -> Options:
+    """Return the options that ``codec.plain`` turned into ``data``. Raises KeyError or TypeError for other data."""
     values: dict[str, Any] = {}
     for name, value in data.items():
-        values[name] = tuple(map(_resolved, value)) if isinstance(value, list) else _resolved(value)
+        if value is not None:
+            values[name] = tuple(map(_resolved, value)) if isinstance(value, list) else _resolved(value)
     if "nnodes" in values:
         values["nnodes"] = replace(values["nnodes"], value=NodeRange(*values["nnodes"].value))
     return Options(**values)
 
 
-def _resolved_json(item: Resolved[Any]) -> dict[str, Any]:
-    return {"value": item.value, "kind": item.source.kind, "detail": item.source.detail}
-
-
 def _resolved(data: Mapping[str, Any]) -> Resolved[Any]:
     value = data["value"]
-    return Resolved(tuple(value) if isinstance(value, list) else value, Source(data["kind"], data["detail"]))
+    return Resolved(tuple(value) if isinstance(value, list) else value, Source(**data["source"]))

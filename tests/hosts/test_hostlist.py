@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from ddplaunch.hosts.hostlist import Host, chosen, from_file, from_words
-from ddplaunch.planning.hosts_plan import forwarded, names_text, options_from_json, options_json, sized
+from ddplaunch.planning.hosts_plan import forwarded, names_text, options_from_plain, sized
 from ddplaunch.planning.options import Options, parse_options
+from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source
 
@@ -136,7 +137,7 @@ def test_options_cross_as_they_are() -> None:
     options = parse_options(
         {**typed, "env": (Resolved("A=b\nc", FLAG), Resolved("D=$e", FLAG)), "lr": Resolved(0.1, FLAG)}
     )
-    assert options_from_json(json.loads(json.dumps(options_json(options)))) == options
+    assert options_from_plain(json.loads(json.dumps(plain(options)))) == options
 
 
 def test_many_names_are_cut_short() -> None:

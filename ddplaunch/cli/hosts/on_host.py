@@ -14,7 +14,7 @@ from ddplaunch.cli.execute import environment_of, record_and_execute, refuse_too
 from ddplaunch.cli.prepare import errors, prepare
 from ddplaunch.cli.streams import tell_findings
 from ddplaunch.cli.target import parse_target
-from ddplaunch.planning.hosts_plan import options_from_json
+from ddplaunch.planning.hosts_plan import options_from_plain
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.gpu_lock import GpuLocks
 from ddplaunch.records.launchers import is_of_launch
@@ -25,7 +25,7 @@ from ddplaunch.values.variable_names import SETTINGS
 
 def on_host(order: dict[str, Any]) -> NoReturn:
     """Launch from ``order``: ``options``, ``script``, and ``argv`` as typed. Raises RefusedError or UsageError."""
-    options = options_from_json(order["options"])
+    options = options_from_plain(order["options"])
     target = parse_target(order["script"])
     prepared = prepare(options, target, locks=GpuLocks())
     if refusing := errors(prepared.findings):

@@ -25,7 +25,7 @@ from ddplaunch.cli.which_run import bring
 from ddplaunch.hosts.session.links import Links
 from ddplaunch.hosts.session.start_hosts import HostEnd, LaunchOnHosts
 from ddplaunch.hosts.ssh import alike
-from ddplaunch.planning.hosts_plan import names_text, options_json, sized
+from ddplaunch.planning.hosts_plan import names_text, sized
 from ddplaunch.records.directory import path_text, runs_directory
 from ddplaunch.records.first_failure import steady_s
 from ddplaunch.records.hosts_record import without_skew, write_for_all
@@ -123,7 +123,7 @@ def _launch(links: Links, planned: Planned, script: Sequence[str], begun_s: floa
             "python": part.launch.argv[0],
             "run_id": part.launch.run_id,
             "record": part.record,
-            "options": options_json(part.options),
+            "options": plain(part.options),
         }
         for part in parts
     ]
