@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import PurePath
 
 from ddplaunch.planning.flag import named_option
 from ddplaunch.planning.launch import Target
 from ddplaunch.planning.options import Options
-from ddplaunch.planning.script_numbers.handed_out import FAMILIES, OPTION_FLAGS, PLAN_FACTOR, family_of
+from ddplaunch.planning.script_numbers.handed_out import (
+    FAMILIES,
+    OPTION_FLAGS,
+    PLAN_FACTOR,
+    family_of,
+    named_options,
+)
 from ddplaunch.script.declared import as_one_word, bare
 from ddplaunch.script.names import destination
 from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, LrRule, Meaning, ScriptReport
@@ -36,7 +41,7 @@ def understood_as_said(
     report is complete. Raises UsageError for an option that the script does not declare, or that does not take exactly
     one value.
     """
-    for family, said in _said(options):
+    for family, said in named_options(options):
         report = ScriptReport(PurePath(target.name).name, complete=False) if isinstance(script, Unavailable) else script
         left = tuple(replace(each, meaning=None) if family_of(each) == family else each for each in report.options)
         named = None if said.value == "none" else _named(family, said, report)
@@ -46,13 +51,6 @@ def understood_as_said(
         others = tuple(each for each in report.ambiguous if each[0] not in FAMILIES[family])
         script = replace(report, options=tuple(as_one_word(left, target.args)), ambiguous=others)
     return script
-
-
-def _said(options: Options) -> Iterator[tuple[str, Resolved[str]]]:
-    for family, flag in OPTION_FLAGS.items():
-        said: Resolved[str] | None = getattr(options, flag[2:].replace("-", "_"))
-        if said is not None:
-            yield family, said
 
 
 def _named(family: str, said: Resolved[str], report: ScriptReport) -> DeclaredOption:

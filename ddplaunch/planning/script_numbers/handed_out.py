@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -109,8 +109,15 @@ def given_numbers(options: Options, numbers: Numbers) -> frozenset[str]:
 
 def withheld_numbers(options: Options) -> frozenset[str]:
     """Return the families of numbers that the user wants no option to pass."""
-    flags = {family: getattr(options, flag[2:].replace("-", "_")) for family, flag in OPTION_FLAGS.items()}
-    return frozenset(family for family, said in flags.items() if said and said.value == "none")
+    return frozenset(family for family, said in named_options(options) if said.value == "none")
+
+
+def named_options(options: Options) -> Iterator[tuple[str, Resolved[str]]]:
+    """Yield the families for whose number the user names the script's option, each with what was said."""
+    for family, flag in OPTION_FLAGS.items():
+        said: Resolved[str] | None = getattr(options, flag[2:].replace("-", "_"))
+        if said is not None:
+            yield family, said
 
 
 def family_of(option: DeclaredOption) -> str:
