@@ -226,14 +226,9 @@ def host_and_port(address: Resolved[str]) -> dict[str, Resolved[Any]]:
     return {name: Resolved(value, address.source) for name, value in place.items() if value}
 
 
-def read_duration(flag: Flag, typed: Resolved[str]) -> float:
-    """Return ``90s``, ``10m`` or ``2h`` in seconds."""
-    return duration_s(flag.flag, typed.value, str(typed.source))
-
-
 def read_limit(flag: Flag, typed: Resolved[str]) -> float:
-    """Return a duration of at least one second, in seconds."""
-    seconds = read_duration(flag, typed)
+    """Return a duration of at least one second (``90s``, ``10m``, ``2h``), in seconds."""
+    seconds = duration_s(flag.flag, typed.value, str(typed.source))
     if seconds < 1.0:
         raise _refused(flag, typed, " is less than a second", "importing torch alone takes longer")
     return seconds
@@ -246,11 +241,11 @@ def read_nproc(flag: Flag, typed: Resolved[str]) -> NprocWord:
         processes: Processes = int(match[2]) if match[2].isdecimal() else "auto"
         if nodes != 0 and processes != 0:
             return NprocWord(nodes, processes)
-    raise usage(
+    raise _impossible(
+        typed,
         f"`{shlex.quote(typed.value)}` is not a number of processes",
-        why="NPROC is processes per node: a positive integer, `auto` (every visible GPU) or `NxM` (N nodes of M)",
-        fix="`2` in its place; `--gpus 0,1` names GPUs",
-        where=str(typed.source),
+        "NPROC is processes per node: a positive integer, `auto` (every visible GPU) or `NxM` (N nodes of M)",
+        "`2` in its place; `--gpus 0,1` names GPUs",
     )
 
 
