@@ -53,7 +53,6 @@ class CapturedLogs(api.LogsSpecs):
         self._log_dir = log_dir
         self._session: Session | None = None
         self._signals: Signals | None = None
-        self._ending: Ending | None = None
         self._spares: Spares | None = None
         self._ranks: dict[int, int] = {}  # global rank by local rank, in the current attempt
         signal.setitimer(signal.ITIMER_REAL, 0)  # the guard goes on with the line that ``sitecustomize`` shows
@@ -117,7 +116,7 @@ class CapturedLogs(api.LogsSpecs):
         session = Session(settings, {**os.environ, **before, SETTINGS: settings.to_json()}, console_kinds())
         ending = Ending(session, signals, self._close)
         ending.install()  # first: even if the rest fails, the end is reported and the exit status is the ranks'
-        self._session, self._ending = session, ending
+        self._session = session
         end_with_this_program()
         os.environ.pop(TYPED, None)
         os.environ.pop(SETTINGS, None)  # for this torchrun only, not for one that a rank starts
@@ -129,8 +128,20 @@ class CapturedLogs(api.LogsSpecs):
                 take()
         signals.only_heard()
         signals.before_ranks(ending.by_signal)
-        notice_start(self._all_started)
-        judge_failures(self._is_final)
+
+        def all_started(pids: dict[int, int]) -> None:
+            ending.others.listen()
+            session.started({self._ranks[each]: pid for each, pid in pids.items() if each in self._ranks})
+            signals.ranks_run(ON_SIGNAL.value())  # torch has just set it; ours run first
+
+        def is_final(failures: dict[int, Any]) -> bool:
+            """Tell the guard how ranks failed, which it may not have seen; return whether a restart cannot help."""
+            with contextlib.suppress(Exception):
+                return session.is_final(failures_of(failures))
+            return False
+
+        notice_start(all_started)
+        judge_failures(is_final)
         wait_for_ranks(settings.grace_s, lambda: session.closing(signals.first))
         spare_children_of_ranks()
 
@@ -156,20 +167,6 @@ class CapturedLogs(api.LogsSpecs):
                 wanted[METRICS] = rank == 0 and metrics_path(directory)
             environ.update(taking_part(os.environ, **wanted))
         return logs_destination(outs, errs, errors)
-
-    def _all_started(self, pids: dict[int, int]) -> None:
-        if self._session is not None and self._signals is not None:
-            if self._ending is not None:
-                self._ending.others.listen()
-            self._session.started({self._ranks[each]: pid for each, pid in pids.items() if each in self._ranks})
-            if (theirs := ON_SIGNAL.value()) is not None:  # torch has just set it; ours run first
-                self._signals.ranks_run(theirs)
-
-    def _is_final(self, failures: dict[int, Any]) -> bool:
-        """Tell the guard how ranks failed, which it may not have seen; return whether a restart cannot help."""
-        with contextlib.suppress(Exception):
-            return self._session is not None and self._session.is_final(failures_of(failures))
-        return False
 
     def _do_without(self, exception: Exception) -> None:
         if self._signals is not None:

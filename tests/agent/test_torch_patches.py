@@ -4,6 +4,7 @@ import ast
 import inspect
 import multiprocessing.popen_fork
 import re
+import signal
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any, NoReturn
 import pytest
 
 from ddplaunch.agent import torch_names
+from ddplaunch.agent.plugin.signals import Signals
 from ddplaunch.agent.rank_site import ddplaunch_marks, ddplaunch_observer, ddplaunch_phases
 from ddplaunch.agent.torch_names import TORCH_NAMES, TorchName, unknown_names
 from ddplaunch.agent.torch_patches import (
@@ -28,8 +30,8 @@ from ddplaunch.planning.settings import Settings
 from tests.source import PACKAGE
 
 #: Private names of Python's own library; what they are for is said where they are used.
-PYTHONS = {"_bootstrap", "_children", "_counter", "_current_process", "_fd", "_fixup_main_from_path", "_getframe"}
-PYTHONS |= {"_initializing", "_parent_process", "_pid", "_process_counter", "_resource_tracker"}
+PYTHONS = {"_bootstrap", "_children", "_counter", "_current_process", "_exit", "_fd", "_fixup_main_from_path"}
+PYTHONS |= {"_getframe", "_initializing", "_parent_process", "_pid", "_process_counter", "_resource_tracker"}
 PYTHONS |= {"_replace", "_run_module_as_main", "_set_native_id", "_startTime"}
 PYTHONS |= {"_exitfunc", "_registered_with_atexit"}  # of `weakref.finalize`
 #: Modules of torch that are looked up where somebody has imported them, and parts of the names in the list.
@@ -115,13 +117,10 @@ def workers_die_of_sigterm() -> None:
 
 
 def signals_stay_torchs() -> None:
-    from ddplaunch.agent.logs_specs import CapturedLogs  # torch: not while every worker collects
-
-    heard: list[dict[int, int]] = []
-    session, signals = SimpleNamespace(started=heard.append), SimpleNamespace(ranks_run=never)
-    logs: Any = SimpleNamespace(_ranks={0: 2}, _ending=None, _session=session, _signals=signals)
-    CapturedLogs._all_started(logs, {0: 2**30})
-    assert heard == [{2: 2**30}]
+    handlers = {each: signal.getsignal(each) for each in signal.valid_signals()}
+    signals: Any = SimpleNamespace(first=None, _ignored=())
+    Signals.ranks_run(signals, torch_names.ON_SIGNAL.value())
+    assert {each: signal.getsignal(each) for each in signal.valid_signals()} == handlers
 
 
 def ranks_are_not_bound() -> None:

@@ -73,7 +73,10 @@ class Signals:
             self.let_go()
 
     def ranks_run(self, theirs: Any) -> None:
-        """Wrap ``theirs``, torch's handler, wherever torch has just set it: only the first signal reaches it."""
+        """Wrap ``theirs``, torch's handler, wherever torch has just set it: only the first signal reaches it.
+
+        Do nothing if it is None: the handler of this torch is not known.
+        """
 
         def handle(number: int, frame: FrameType | None) -> None:
             if self.first is None:
@@ -81,7 +84,7 @@ class Signals:
                 theirs(number, frame)
 
         for each in signal.valid_signals():
-            if signal.getsignal(each) is theirs:
+            if theirs is not None and signal.getsignal(each) is theirs:
                 signal.signal(each, signal.SIG_IGN if each in self._ignored else handle)
 
     def ending(self) -> None:
