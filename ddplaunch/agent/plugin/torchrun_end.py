@@ -46,20 +46,14 @@ class Ending:
         def failed(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
             with contextlib.suppress(Exception):
                 before(kind, value, trace)
-            if os.getpid() == self._owner:
-                self._leave(self._failed(value))
+            self._leave(self._failed(value))
 
         sys.excepthook = failed
-        atexit.register(self._exit)
+        atexit.register(self._leave, {"state": "succeeded"})  # torchrun exits without an exception
 
     def by_signal(self, number: int) -> None:
         """End at once, because of signal ``number``."""
         self._leave({"state": "signal", "signal": number})
-
-    def _exit(self) -> None:
-        """End as succeeded: torchrun exits without an exception."""
-        if os.getpid() == self._owner:
-            self._leave({"state": "succeeded"})
 
     def _failed(self, value: BaseException) -> dict[str, Any]:
         failures = getattr(value, "failures", None)
@@ -71,7 +65,9 @@ class Ending:
         return {"state": "error", "error": error_text(value)}
 
     def _leave(self, message: dict[str, Any]) -> None:
-        """Report the end, wait for the guard, and exit with the status that it returns."""
+        """Report the end, wait for the guard, and exit with the status that it returns; do nothing in a fork."""
+        if os.getpid() != self._owner:
+            return
         if self._leaving is not None and self._leaving != threading.get_ident():
             threading.Event().wait()  # another thread, of a signal, is about to end the process
         if self._leaving is not None:
