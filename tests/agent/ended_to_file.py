@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
+    from ddplaunch.machine.files import Piece
     from ddplaunch.planning.settings import Settings
 
 _HANGS = os.environ.get("GUARD_TEST_HANGS", "")
@@ -29,9 +30,9 @@ def _hang() -> None:
     from ddplaunch.agent.guard import record_file
 
     class OpensLate(record_file.RecordFile):
-        def open(self) -> None:
+        def _open(self, piece: Piece) -> None:
             time.sleep(_HANGS_S if (self.path or "").endswith(_HANGS) else 0)
-            super().open()
+            super()._open(piece)
 
     record_file.RecordFile = OpensLate  # type: ignore[misc]
 

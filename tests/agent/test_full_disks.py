@@ -49,7 +49,7 @@ def run(tmp_path: Path) -> Path:
 
 def log(run: Path, limit_bytes: int = LIMIT, rank: int = 0) -> RecordFile:
     file = RecordFile(f"{run}/node-0/attempt-0/rank-{rank}.out", limit_bytes)
-    file.open()
+    file.flush()
     return file
 
 

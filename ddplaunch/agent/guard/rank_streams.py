@@ -157,7 +157,7 @@ class Streams:
             None if self._settings.node_directory is None else f"{self._settings.node_directory}/{name}", limit_bytes
         )
         self._files.append((name, file))
-        self.in_background(file.open)
+        self.in_background(file.flush)
         stream = Stream(descriptor, file, sink)
         self._open.append(stream)
         self._watch(stream)

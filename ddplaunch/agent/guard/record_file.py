@@ -28,7 +28,7 @@ class RecordFile:
     """
 
     def __init__(self, path: str | None, limit_bytes: int = 0) -> None:
-        """Remember the path, None to keep the last bytes in memory only; ``open`` creates the file."""
+        """Remember the path, None to keep the last bytes in memory only; ``flush`` creates the file."""
         self.path = path
         self.problem: str | None = None
         self._limit = limit_bytes
@@ -46,15 +46,11 @@ class RecordFile:
         """The file's name without its folders."""
         return (self.path or "").rpartition("/")[2]
 
-    def open(self) -> None:
-        """Create the file and its directory, or open it to append. Never raises."""
-        self._flush()
-
     def write(self, data: bytes) -> None:
         """Append ``data``, or keep the end of what cannot be written. Never raises."""
         self._waiting += data
         if self._file >= 0 or time.monotonic() >= self._again_s:
-            self._flush()
+            self.flush()
         if (over := len(self._waiting) - LAST_BYTES) > 0:
             del self._waiting[:over]
             self._missed += over
@@ -62,15 +58,15 @@ class RecordFile:
     def close(self) -> None:
         """Try once more to write what is waiting, and close the file. Never raises."""
         if self._waiting:
-            self._flush()
+            self.flush()
         self._shut()
 
     def unwritten(self) -> bytes:
         """Return the end of the unwritten output, after a line that says how much is missing before it."""
         return self._missing() + bytes(self._waiting)
 
-    def _flush(self) -> None:
-        """Open the file if needed, and append as much of the waiting output as possible."""
+    def flush(self) -> None:
+        """Create the file, or open it to append, and append as much of what waits as possible. Never raises."""
         if self.path is None:
             return
         try:
