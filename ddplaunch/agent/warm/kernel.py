@@ -74,11 +74,6 @@ def fork_on_trial() -> int:
         return os.fork()
 
 
-def native_threads() -> int:
-    """Return the number of threads of this process, including those of C libraries."""
-    return len(list(Path("/proc/self/task").iterdir()))
-
-
 def _prctl(option: int, *values: object) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     padded = [ctypes.c_ulong(value) if isinstance(value, int) else value for value in (*values, 0, 0, 0, 0)[:4]]

@@ -116,7 +116,7 @@ class Spares:
             ours.settimeout(READY_S)
             self._waiting.append((pid, ours))
         # counted after forking: OpenBLAS ends its threads before each fork, and holds no lock of theirs across it
-        threads = kernel.native_threads()
+        threads = len(list(Path("/proc/self/task").iterdir()))
         if threads > 1:
             reason = f"{threads} threads of C libraries run in torchrun's process already"
         if reason is not None:
