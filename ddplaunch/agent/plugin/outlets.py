@@ -84,20 +84,20 @@ def close(outlets: Sequence[Outlet]) -> None:
                 os.close(descriptor)
 
 
-def drain(readers: Sequence[int], sink: int) -> None:
-    """Copy all output from ``readers`` to ``sink`` in threads, because no guard is left to read it."""
+def drain(readers: Sequence[int]) -> None:
+    """Copy all output from ``readers`` to stdout in threads, because no guard is left to read it."""
     for reader in readers:
-        threading.Thread(target=_copy, args=(reader, sink), daemon=True).start()
+        threading.Thread(target=_copy, args=(reader,), daemon=True).start()
 
 
-def _copy(reader: int, sink: int) -> None:
+def _copy(reader: int) -> None:
     from ddplaunch.values.escapes import HarmlessPieces  # seldom needed
 
     os.set_blocking(reader, True)  # the guard made it non-blocking
-    pieces = HarmlessPieces() if os.isatty(sink) else None
+    pieces = HarmlessPieces() if os.isatty(1) else None
     with contextlib.suppress(OSError):  # EIO: the other side of the terminal is closed
         while data := os.read(reader, 1 << 16):
             data = data if pieces is None else pieces.feed(data)
             with contextlib.suppress(OSError):  # the console is gone; the ranks go on
                 while data:
-                    data = data[os.write(sink, data) :]
+                    data = data[os.write(1, data) :]

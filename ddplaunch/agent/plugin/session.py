@@ -291,7 +291,7 @@ class Session:
                 continue
             self._guard = new
             return
-        drain([outlet.read for outlet in self._outlets], 1)  # so that no rank blocks
+        drain([outlet.read for outlet in self._outlets])  # so that no rank blocks
         self.give_up(ChildProcessError(0, "the process that records it died several times"))
 
 
