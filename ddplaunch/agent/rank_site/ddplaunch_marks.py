@@ -25,7 +25,7 @@ class _Finder:
     def __init__(self, wanted: dict[str, Callable[[Any], None]]) -> None:
         self._wanted = wanted
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(self, name: str, *_: object) -> Any:
         """Return the spec that the other finders find, changed; None for a module that is not wanted."""
         if name not in self._wanted:
             return None
