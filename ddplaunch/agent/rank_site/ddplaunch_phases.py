@@ -23,7 +23,7 @@ import time
 
 TYPE_CHECKING = False  # `typing` is not imported at the start of an interpreter
 if TYPE_CHECKING or __package__:
-    from ddplaunch.agent.rank_site.ddplaunch_marks import batch_size, notice, waited_us
+    from ddplaunch.agent.rank_site.ddplaunch_marks import batch_size, notice, notice_steps, waited_us
     from ddplaunch.agent.rank_site.ddplaunch_timeline import (
         BACKWARD,
         COMM,
@@ -42,7 +42,7 @@ if TYPE_CHECKING or __package__:
     )
 else:  # beside this file
     import ddplaunch_timeline
-    from ddplaunch_marks import batch_size, notice, waited_us
+    from ddplaunch_marks import batch_size, notice, notice_steps, waited_us
 
     globals().update({name: value for name, value in vars(ddplaunch_timeline).items() if not name.startswith("__")})
     del sys.modules["ddplaunch_timeline"]
@@ -132,14 +132,8 @@ class _Rank:
             if not torch.compiler.is_compiling():  # torch.compile must see no more than this line
                 self.safely(self._timeline.optimizer, True)
 
-        def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-            import torch
-
-            if not torch.compiler.is_compiling():
-                self.safely(self._optimizer_over, optimizer)
-
         module.register_optimizer_step_pre_hook(before)
-        module.register_optimizer_step_post_hook(after)
+        notice_steps(module, lambda optimizer, *_: self.safely(self._optimizer_over, optimizer))
 
     def dataloaders(self, module: Any) -> None:
         """Notice how long it takes to fetch a batch, and to begin an epoch."""
