@@ -2,8 +2,11 @@
 
 Like ``sitecustomize`` beside it, it runs in whatever Python a rank is, so it imports nothing of ddplaunch.
 
-The file contains facts, as JSON objects, and steps, as JSON arrays of ``FIELDS``, with times in microseconds and null
-for unknown values. ``comm`` is how long a step waited for communication.
+The file contains facts, as JSON objects, and steps, as JSON arrays with times in microseconds and null for unknown
+values: step, end_s, steps, wall, data, forward, backward, comm, optimizer, samples, peak_bytes, waited. ``steps`` is
+the number of steps in the line: with more than 1, times and samples are sums. ``step`` counts optimizer steps from 1,
+``end_s`` is seconds since 1970, ``comm`` how long a step waited for communication, ``waited`` the thread's wait for a
+CPU.
 """
 
 from __future__ import annotations
@@ -20,12 +23,6 @@ else:  # beside this file
 if TYPE_CHECKING:
     from typing import Any
 
-#: The values of a line. ``steps`` is the number of steps in the line: with more than 1, times and samples are sums.
-#: ``step`` counts optimizer steps from 1, ``end_s`` is seconds since 1970, ``waited`` the thread's wait for a CPU.
-FIELDS = (
-    *("step", "end_s", "steps", "wall", "data", "forward", "backward", "comm", "optimizer", "samples", "peak_bytes"),
-    "waited",
-)
 REST, DATA, FORWARD, BACKWARD, COMM, OPTIMIZER, MAYBE_FORWARD = range(7)
 _AHEAD = 1024  # the most batches that are fetched before they are used
 _SINGLY = 5000  # lines with one step each; later lines cover a second or more
@@ -161,7 +158,7 @@ class StepFile:
         self._waiting.append(json.dumps(value))
 
     def step(self, values: list[Any]) -> None:
-        """Add a step, with ``values`` in the order of FIELDS."""
+        """Add a step, with ``values`` in the order of a line."""
         if self._sums:
             before = self._sums
             summed = [None if a is None or b is None else a + b for a, b in zip(before[2:10], values[2:10])]  # noqa: B905
