@@ -147,10 +147,9 @@ def _program(request: Request) -> tuple[Program, str | None]:
 
 def _main_module() -> None:
     main = types.ModuleType("__main__")
-    names = (
-        {"__builtins__": builtins} if sys.version_info >= (3, 14) else {"__builtins__": builtins, "__annotations__": {}}
-    )
-    vars(main).update(names)
+    vars(main)["__builtins__"] = builtins
+    if sys.version_info < (3, 14):
+        vars(main)["__annotations__"] = {}
     main.__loader__ = importlib.machinery.BuiltinImporter
     sys.modules["__main__"] = main
 
