@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from ddplaunch.machine.files import read_end
 from ddplaunch.machine.hardware import probe_cpu
-from ddplaunch.planning.settings import Settings
 from ddplaunch.records.find import numbered
 from ddplaunch.ui.speech import findings_text
 from ddplaunch.ui.terminal import Terminal
@@ -393,15 +392,12 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def phase_words(settings: Settings, attempt: int | None, ranks: Sequence[int]) -> str:
-    """Return for stderr how the last ``attempt`` on this node spent its time; "" without ``--phases``."""
-    if not settings.phases or settings.node_directory is None or attempt is None:
-        return ""
-    folder = Path(settings.node_directory) / f"attempt-{attempt}"
-    every, terminal = phases_in(folder), Terminal.of(sys.stderr)
+def phase_words(attempt: Path) -> str:
+    """Return for stderr how an attempt on this node spent its time."""
+    every, terminal = phases_in(attempt), Terminal.of(sys.stderr)
     if not every:
         none = "phases: no optimizer step was seen twice; `ddplaunch.step(samples=…)` in the script marks one by hand"
-        for rank, file in reversed(read_phases(folder, ranks).items()):
+        for rank, file in reversed(read_phases(attempt).items()):
             if "broken" in file.facts:
                 none = f"phases: measuring ended in rank {rank}: {str(file.facts['broken'])[:200]}"
         return terminal.note(none)

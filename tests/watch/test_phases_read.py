@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.planning.settings import Settings
 from ddplaunch.ui.speech import findings_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.watch.phases import (
@@ -165,10 +164,9 @@ def test_measuring_that_ended_is_told_with_the_reason(tmp_path: Path) -> None:
     folder = tmp_path / "node-0" / "attempt-0"
     folder.mkdir(parents=True)
     phases_path(folder, 0).write_text('{"schema": 1}\n')
-    settings = Settings(directory=str(tmp_path), phases=True)
-    assert "no optimizer step was seen twice" in phase_words(settings, 0, [0, 1])
+    assert "no optimizer step was seen twice" in phase_words(folder)
     phases_path(folder, 1).write_text('{"broken": "no such hook"}\n')
-    assert phase_words(settings, 0, [0, 1]) == "phases: measuring ended in rank 1: no such hook\n"
+    assert phase_words(folder) == "phases: measuring ended in rank 1: no such hook\n"
     assert [[*read_phases(folder, ranks)] for ranks in (None, [1, 2])] == [[0, 1], [1]]
 
 

@@ -274,7 +274,7 @@ def _measured(settings: Settings, last: EndedAttempt | None) -> tuple[tuple[Find
         if settings.phases:
             from ddplaunch.watch.phases import phase_words  # only imported if asked for
 
-            text += phase_words(settings, last.attempt, ranks)
+            text += phase_words(Path(attempt))
     except Exception as error:  # the end must be reported even if this fails
         text += f"ddplaunch: what was measured could not be read: {error!r}\n"
     return findings, text
