@@ -179,7 +179,7 @@ def error_text(value: BaseException) -> str:
 
 def fallback_status(message: dict[str, Any]) -> int:
     """Return the exit status as far as torchrun itself knows it; a signal to torchrun outranks the ranks' exits."""
-    failures = ((int(each["timestamp_s"]), int(each["exit_code"])) for each in message.get("failures") or ())
+    failures = ((each["timestamp_s"], each["exit_code"]) for each in message.get("failures") or ())
     number = message.get("signal")
     return exit_status("signal" if number else message["state"], None, failures, signal=number)
 
