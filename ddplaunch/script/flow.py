@@ -240,7 +240,7 @@ class Flow:
             called, index = parent.name if called == "__init__" else called, index - 1
         calls = self._calls.get(called, [])[:_MANY]
         for call, where in self._calls.get("__init__", ()) if called != function.name else ():
-            around = where.source.parents.get(self.function_of(call, where) or call)
+            around = where.parent(self.function_of(call, where) or call)
             if called in map(last, getattr(around, "bases", ())):
                 calls = [*calls, (call, where)]  # `super().__init__(…)` of a class that extends this one
         for call, where in calls:
@@ -367,7 +367,7 @@ class Flow:
         self._unparsed.add(id(node))  # until it is known better: an object may be made of itself
         values: Any = self.bound(node, part) or self._given.get(name, ())
         if name == "self":  # it has what the class is made with
-            around = part.source.parents.get(self.function_of(node, part) or node)
+            around = part.parent(self.function_of(node, part) or node)
             values = self._calls.get(getattr(around, "name", ""), ())
         elif (  # not the name of a file that is loaded, as in `load(args.config)`
             not isinstance(node, ast.Attribute)

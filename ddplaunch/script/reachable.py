@@ -47,7 +47,7 @@ class ReachablePart:
 
     def around(self, node: ast.AST | None, *kinds: type[_Node]) -> _Node | None:
         """Return the innermost node of some kinds around ``node``, within its function."""
-        while node is not None and not isinstance(node := self.source.parents.get(node), (*kinds, *FunctionNodes)):
+        while node is not None and not isinstance(node := self.parent(node), (*kinds, *FunctionNodes)):
             pass
         return node if isinstance(node, kinds) else None
 

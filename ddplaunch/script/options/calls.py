@@ -59,7 +59,7 @@ def _argparse_option(part: ReachablePart, call: ast.Call, flags: list[str], subc
     nargs = keyword(call, "nargs")
     no_value = action in _NO_VALUE or (isinstance(nargs, ast.Constant) and nargs.value == 0)
     default, kind = keyword(call, "default"), keyword(call, "type")
-    around = part.source.parents.get(part.source.parents.get(call, call))
+    around = part.parent(part.parent(call) or call)
     sure = not isinstance(around, ast.If) or is_main_guard(around)  # under a condition nothing is required
     several = nargs is not None and string(nargs) != "?"
     return DeclaredOption(
