@@ -187,10 +187,8 @@ class Flow:
             self._names.setdefault((self._scope(target, part), target.id), []).append((value, part))
             if self.function_of(target, part) is None:
                 self._given.setdefault(target.id, []).append((value, part))
-        elif isinstance(target, ast.Attribute):
-            self._attributes.setdefault(target.attr, []).append((value, part))
-        elif isinstance(target, ast.Subscript) and string(target.slice):
-            self._attributes.setdefault(string(target.slice) or "", []).append((value, part))
+        elif key := _key(target):
+            self._attributes.setdefault(key, []).append((value, part))
         elif isinstance(target, ast.Tuple) and isinstance(value, (ast.Call, ast.Tuple)):
             values = getattr(value, "elts", [value] * len(target.elts))  # `args.rank, args.world_size = setup()`
             for item, item_value in zip(target.elts, values, strict=False):
@@ -209,12 +207,8 @@ class Flow:
 
     def bound(self, node: ast.AST, part: ReachablePart) -> list[Place]:
         """Return what is assigned to, or passed as, a name, an attribute or ``config["name"]``."""
-        if isinstance(node, ast.Attribute):
-            return self._attributes.get(node.attr, [])
-        if isinstance(node, ast.Subscript):
-            return self._attributes.get(string(node.slice) or "", [])
         if not isinstance(node, ast.Name):
-            return []
+            return self._attributes.get(_key(node), [])
         function = self.function_of(node, part)
         while function is not None:
             values = [*self._names.get((id(function), node.id), []), *self._arguments(function, node.id, part)]
@@ -395,6 +389,13 @@ class Flow:
             return False
         first = min([function.lineno, *(item.lineno for item in function.decorator_list)])
         return first <= option.at.line <= (function.end_lineno or first)
+
+
+def _key(node: ast.AST) -> str:
+    """Return the name of an attribute, or NAME of ``config["NAME"]``; empty for anything else."""
+    if isinstance(node, ast.Subscript):
+        return string(node.slice) or ""
+    return node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def is_of_samples(name: str) -> bool:
