@@ -124,13 +124,13 @@ def ranks_of(outside: Outside, options: Sequence[DeclaredOption]) -> GroupSetUp:
     if certain is not None and (alone or not aware):
         return GroupSetUp(at(certain[0], certain[1].source), alone)
     frames = (node for part in parts for node in _joining(part, bool(set_ups)))
-    sets_rank = any(True for part in parts for _ in _set_in_environment(part, "RANK"))
+    sets_rank = any(True for part in parts for _ in _sets_rank(part))
     of_another = any(
         (tests or isinstance(node, ast.Assign))
         and all(flow.known.decide(test, part) is wanted for test, wanted in tests)
         for part in parts
         if _OF_ANOTHER.search(part.source.text)
-        for node in (*_set_in_environment(part, "RANK"), *part.of(ast.Subscript))
+        for node in (*_sets_rank(part), *part.of(ast.Subscript))
         if _OF_ANOTHER.match(ast.unparse(node))
         for tests in [flow.known.conditions(node, part)]
     )
@@ -289,11 +289,11 @@ def _arguments(call: ast.Call) -> list[ast.expr]:
     return [*call.args, *(item.value for item in call.keywords)]
 
 
-def _set_in_environment(part: ReachablePart, name: str) -> Iterator[ast.Assign]:
-    """Yield where a part sets an environment variable."""
+def _sets_rank(part: ReachablePart) -> Iterator[ast.Assign]:
+    """Yield where a part sets RANK in the environment."""
     for node in part.of(ast.Assign):
         target = node.targets[0]
-        if isinstance(target, ast.Subscript) and string(target.slice) == name and is_environ(target.value, part):
+        if isinstance(target, ast.Subscript) and string(target.slice) == "RANK" and is_environ(target.value, part):
             yield node
 
 
