@@ -101,11 +101,8 @@ class Program:
         """Map names of imported local modules to their files: ``import args``, ``from pkg import cli``."""
         found: dict[str, Path] = {}
         for record in file.records:
-            if not record.names:
-                target = self.roots.file_of(file.path, record)
-                if target is not None:
-                    found[record.bound if record.bound != record.package else record.module] = target
-            for name, bound in record.names:
+            module = record.bound if record.bound != record.package else record.module
+            for name, bound in record.names or (("", module),):
                 target = self.roots.file_of(file.path, record, name)
                 if target is not None:
                     found[bound] = target
