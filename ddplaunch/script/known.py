@@ -162,16 +162,15 @@ class Known:
         return True
 
     def _subscript(self, node: ast.Subscript, part: ReachablePart, depth: int) -> object:
-        key = string(node.slice)
-        configured = key is not None and last(node.value) in NAMESPACES
-        return self._assigned(key, UNKNOWN, node, part, depth) if configured and key is not None else UNKNOWN
+        key = string(node.slice) if last(node.value) in NAMESPACES else None
+        return UNKNOWN if key is None else self._assigned(key, UNKNOWN, node, part, depth)
 
     def _named(self, node: ast.Name | ast.Attribute, part: ReachablePart, depth: int) -> object:
         name = dotted(node, part.aliases)
         if name == "__name__":  # no part has the main guard of an imported file
             return "__main__"
         if isinstance(node, ast.Attribute):
-            return self._assigned(node.attr, self._options.get(node.attr, UNKNOWN), node, part, depth)
+            return self._assigned(node.attr, self.option(node.attr), node, part, depth)
         return self._assigned(f"name {id(node)}", UNKNOWN, node, part, depth)  # `args.gpu = gpu`: not the same
 
     def _assigned(self, key: str, option: object, node: ast.expr, part: ReachablePart, depth: int) -> object:

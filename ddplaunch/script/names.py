@@ -193,8 +193,8 @@ def strings(nodes: Iterable[ast.expr]) -> list[str] | None:
 
 def literal(node: ast.AST | None, source: ParsedFile) -> str | None:
     """Return a literal default: the value of a string, a number as it is written; None for computed ones."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
+    if (text := string(node)) is not None:
+        return text
     number = node.operand if isinstance(node, ast.UnaryOp) else node
     if not isinstance(number, ast.Constant) or number.value is None or number.value is ...:
         return None

@@ -18,7 +18,7 @@ from ddplaunch.script.configuration.override_ways import Way, Ways
 from ddplaunch.script.flow import Flow
 from ddplaunch.script.known import UNKNOWN, known_value
 from ddplaunch.script.meaning import candidate
-from ddplaunch.script.names import last, last_word
+from ddplaunch.script.names import last, last_word, string
 from ddplaunch.script.program import Program, show
 from ddplaunch.script.script_report import DeclaredAt, DeclaredOption
 from ddplaunch.values.frozen import dataclass
@@ -112,7 +112,7 @@ class _Overrides:
 
     def _with_defaults_of_files(self) -> Iterator[DeclaredOption]:
         """Yield the declared options, without their defaults where existing files may give others."""
-        names = {last(call.func) for part in self.parts for call in part.calls}
+        names = {last(call.func) for part in self.parts for call in part.of(ast.Call)}
         files = self._files() if names & _FILE_DEFAULTS or self.ways.packages & _FILE_PARSERS else []
         keys = {last_word(entry.key) for _, entries in files for entry in entries}
         read = all(entries for _, entries in files)
@@ -125,10 +125,10 @@ class _Overrides:
     def _files(self) -> list[tuple[str, list[Entry]]]:
         """Return the entries of the files that the script names, and then of those that its arguments name."""
         texts = [
-            node.value
+            text
             for part in self.parts
             for node in part.of(ast.Constant)
-            if isinstance(node.value, str) and node.value.endswith(config_files.ENDINGS)
+            if (text := string(node) or "").endswith(config_files.ENDINGS)
         ]
         found: dict[str, list[Entry]] = {}
         beside = self.ways.program.root.path.parent
