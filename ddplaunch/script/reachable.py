@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
-from ddplaunch.script.names import FunctionNodes, aliases_of, dotted, environment_variable, string
+from ddplaunch.script.names import FunctionNodes, aliases_of, dotted, environment_variable, last, string
 from ddplaunch.script.program import LocalFile, Program, is_main_guard
 from ddplaunch.script.source import ParsedFile
 from ddplaunch.values.frozen import dataclass
@@ -36,11 +36,6 @@ class ReachablePart:
         """The full names of the file's imported names."""
         return aliases_of(self.source)
 
-    @cached_property
-    def calls(self) -> tuple[ast.Call, ...]:
-        """All calls that can run."""
-        return self.of(ast.Call)
-
     def parent(self, node: ast.AST) -> ast.AST | None:
         """Return what holds ``node``."""
         return self.source.parents.get(node)
@@ -60,9 +55,9 @@ class ReachablePart:
     def _calls_by_name(self) -> dict[str, list[tuple[int, ast.Call]]]:
         found: dict[str, list[tuple[int, ast.Call]]] = {}
         aliases = self.aliases
-        for position, call in enumerate(self.calls):
+        for position, call in enumerate(self.of(ast.Call)):
             function = call.func
-            name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+            name = last(function)
             found.setdefault(name, []).append((position, call))
             original = aliases[name].rpartition(".")[2] if name in aliases and isinstance(function, ast.Name) else name
             if original != name:
