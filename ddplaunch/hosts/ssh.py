@@ -152,7 +152,7 @@ def alike(problems: Iterable[Finding]) -> tuple[Finding, ...]:
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for finding in problems:
         host = shlex.quote(finding.where[0])
-        key = (finding.code, finding.what.removeprefix(host), _for_each(finding.fix or "", host, "$host"))
+        key = (finding.code, finding.what.removeprefix(host), _for_each(finding.fix or "", host))
         groups.setdefault(key, []).append(finding)
     return tuple(group[0] if len(group) == 1 else _of_all(group, *key[1:]) for key, group in groups.items())
 
@@ -166,10 +166,10 @@ def _of_all(group: Sequence[Finding], what: str, fix: str) -> Finding:
     return replace(group[0], what=what, fix=fix, where=tuple(hosts))
 
 
-def _for_each(fix: str, host: str, variable: str) -> str:
-    """Return ``fix`` with ``variable`` in the place of ``host`` where a command in backticks has it as a word."""
+def _for_each(fix: str, host: str) -> str:
+    """Return ``fix`` with ``$host`` in the place of ``host`` where a command in backticks has it as a word."""
     word = re.compile(rf"(?<= ){re.escape(host)}(?![^ :])")
-    return "`".join(word.sub(variable, part) if odd % 2 else part for odd, part in enumerate(fix.split("`")))
+    return "`".join(word.sub("$host", part) if odd % 2 else part for odd, part in enumerate(fix.split("`")))
 
 
 def ssh_missing() -> Finding:
