@@ -32,8 +32,6 @@ _TEXT_CHARS = 300
 _LAST_S = 1 << 35  # latest epoch second, in the year 3058; localtime() fails for much later ones
 _ROUNDS = 200_000  # 0.1 s: slows down guessing a secret that a person made up
 _LEAST_SECRET = 8
-#: In jobs of these launchers, each container often has its own home directory, and the network belongs to the job.
-_NOTHING_SHARED = frozenset({"Kubeflow"})
 
 
 @dataclass(frozen=True)
@@ -184,7 +182,8 @@ def secrets_of(environ: Mapping[str, str], whence: str) -> tuple[Secret, ...]:
             )
         key = pbkdf2_hmac("sha256", text.encode("utf-8", "surrogateescape"), b"ddplaunch roll call", _ROUNDS)
         return (Secret("given", key),)
-    own_key = None if whence in _NOTHING_SHARED else user_key(environ)
+    # there each container often has its own home directory, and the network belongs to the job
+    own_key = None if whence == "Kubeflow" else user_key(environ)
     if own_key is None:
         return ()
     return (Secret(f"user {derived(own_key, 'name').hex()[:8]}", derived(own_key, "roll call")),)
