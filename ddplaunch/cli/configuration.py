@@ -74,8 +74,8 @@ def variables(options: Options) -> tuple[tuple[str, str, Source], ...]:
     return tuple((name, value, source) for name, (value, source) in pairs.items())
 
 
-def file_text(name: str, flag: str, fix: str) -> str:
-    """Return the text of the file that ``flag`` names. Raises UsageError where it cannot be read."""
+def hostfile_text(name: str) -> str:
+    """Return the text of the file that ``--hostfile`` names. Raises UsageError where it cannot be read."""
     try:
         with open(name, "rb") as file:  # it may be a pipe: `--hostfile <(…)`
             data = file.read(_LARGEST + 1)
@@ -85,9 +85,9 @@ def file_text(name: str, flag: str, fix: str) -> str:
     except OSError as exception:
         raise usage(
             f"`{name}` cannot be read: {exception.strerror}",
-            why=f"it was named by `{flag}`",
-            fix=fix,
-            where=f"flag: {flag}",
+            why="it was named by `--hostfile`",
+            fix="correct the path, or name the hosts by `--hosts gpu-a,gpu-b`",
+            where="flag: --hostfile",
         ) from exception
 
 

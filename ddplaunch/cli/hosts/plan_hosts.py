@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.checks.all_checks import run_across
-from ddplaunch.cli.configuration import file_text, working_directory
+from ddplaunch.cli.configuration import hostfile_text, working_directory
 from ddplaunch.cli.prepare import (
     check,
     checked,
@@ -82,8 +82,7 @@ def hosts_of(asked_hosts: AskedHosts) -> tuple[Host, ...]:
     if asked_hosts.hosts and asked_hosts.hostfile is not None:
         raise usage("`--hosts` and `--hostfile` together", why="both name the hosts", fix="give one of them")
     if asked_hosts.hostfile is not None:
-        fix = "correct the path, or name the hosts by `--hosts gpu-a,gpu-b`"
-        hosts = from_file(file_text(asked_hosts.hostfile, "--hostfile", fix), asked_hosts.hostfile)
+        hosts = from_file(hostfile_text(asked_hosts.hostfile), asked_hosts.hostfile)
     else:
         hosts = from_words(",".join(asked_hosts.hosts))
     return chosen(hosts, asked_hosts.exclude)
