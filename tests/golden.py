@@ -1,9 +1,10 @@
-"""Compares what users read with tests/golden/NAME.txt, or writes it when told to."""
+"""Compares what users read with tests/golden/NAME.txt, or writes it when told to; reads the texts beside tests."""
 
 from __future__ import annotations
 
 import difflib
 import os
+import re
 import shlex
 from pathlib import Path
 
@@ -29,6 +30,12 @@ def assert_same(path: Path, text: str) -> None:
     if text != expected:
         lines = difflib.unified_diff(expected.splitlines(True), text.splitlines(True), path.name, "now", n=1)
         raise AssertionError("".join([f"differs from {path.name}; if this is meant, {accepting()}\n", *lines]))
+
+
+def sections(path: Path) -> list[tuple[str, str]]:
+    """Return the titles behind ``===`` in a file of texts beside a test, each with what stands below it."""
+    _, *parts = re.split(r"(?m)^=== (.*)\n", path.read_text(encoding="utf-8"))
+    return [*zip(parts[::2], parts[1::2], strict=True)]
 
 
 def accepting() -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.cli_calls import Call, call, folder  # noqa: F401 - fixtures
+from tests.cli.cli_calls import Call
 from tests.conftest import Golden
 from tests.explain.logs import failed, lost, raised, summary
 from tests.records.fake_runs import outcome, record
@@ -25,7 +25,7 @@ FOUND = {
 
 
 @pytest.fixture
-def run(folder: Path) -> Path:  # noqa: F811
+def run(folder: Path) -> Path:
     """Return the record of a run of two ranks, of which rank 1 failed, without its outcome."""
     run = record(folder / ".ddplaunch", "20260131-1")
     attempt = run / "node-0" / "attempt-0"
@@ -39,7 +39,7 @@ def run(folder: Path) -> Path:  # noqa: F811
     return run
 
 
-def test_a_file_stdin_and_json(folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_file_stdin_and_json(folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "train.log").write_text(LOG)
     said = call("explain", "--json", "train.log")
     answer = json.loads(said.out)
@@ -52,7 +52,7 @@ def test_a_file_stdin_and_json(folder: Path, call: Call, monkeypatch: pytest.Mon
     assert call("explain", "-").status == 1
 
 
-def test_a_healthy_file_is_one_line(folder: Path, call: Call) -> None:  # noqa: F811
+def test_a_healthy_file_is_one_line(folder: Path, call: Call) -> None:
     (folder / "ok.log").write_text("step 1\nstep 2\ntraining finished\n")
     said = call("explain", "ok.log")
     assert (said.status, said.out) == (0, "nothing failed in ok.log\n")
@@ -61,7 +61,7 @@ def test_a_healthy_file_is_one_line(folder: Path, call: Call) -> None:  # noqa: 
     assert json.loads(call("explain", "--json", "ok.log").out) == nothing
 
 
-def test_a_training_that_stops_before_its_last_step_failed_in_nothing_here(folder: Path, call: Call) -> None:  # noqa: F811
+def test_a_training_that_stops_before_its_last_step_failed_in_nothing_here(folder: Path, call: Call) -> None:
     bar = "".join(f" {step}%|#  | {step}/100 [00:{step:02}<01:10, 1.4it/s]\n" for step in range(20, 40))
     (folder / "going.log").write_text(bar)
     said = call("explain", "going.log")
@@ -70,7 +70,7 @@ def test_a_training_that_stops_before_its_last_step_failed_in_nothing_here(folde
     assert json.loads(call("explain", "--json", "begun.log").out)["diagnosis"]["code"] == "unknown"
 
 
-def test_several_files_and_a_folder_of_torchrun(folder: Path, call: Call) -> None:  # noqa: F811
+def test_several_files_and_a_folder_of_torchrun(folder: Path, call: Call) -> None:
     logs = folder / "logs" / "none_x1" / "attempt_0"
     for rank, text in ((0, lost(0)), (1, raised(None, "ValueError: x"))):
         (logs / str(rank)).mkdir(parents=True)
@@ -81,7 +81,7 @@ def test_several_files_and_a_folder_of_torchrun(folder: Path, call: Call) -> Non
     assert json.loads(several.out)["diagnosis"]["what"].startswith("ValueError: x")
 
 
-def test_the_newest_run_a_run_id_and_its_end(run: Path, call: Call) -> None:  # noqa: F811
+def test_the_newest_run_a_run_id_and_its_end(run: Path, call: Call) -> None:
     newest = json.loads(call("explain", "--json").out)
     assert newest["diagnosis"]["what"] == "ValueError: of rank 1 at train.py:31 in main"
     assert newest["run_id"] == run.name
@@ -90,7 +90,7 @@ def test_the_newest_run_a_run_id_and_its_end(run: Path, call: Call) -> None:  # 
     assert ".ddplaunch/runs/20260131-1/node-0/attempt-0/rank-1.err:4" in shown.replace("\n            ", "")
 
 
-def test_what_was_found_at_the_end_of_a_run_is_kept(run: Path, call: Call) -> None:  # noqa: F811
+def test_what_was_found_at_the_end_of_a_run_is_kept(run: Path, call: Call) -> None:
     attempt: dict[str, Any] = {"attempt": 0, "started_s": 1.5, "ended_s": 2}
     attempt |= {"failed": True, "diagnosis": None, "ranks": []}
     outcome(run, "failed", exit_status=1, diagnosis=FOUND, cascade=[], attempts=[attempt])
@@ -98,7 +98,7 @@ def test_what_was_found_at_the_end_of_a_run_is_kept(run: Path, call: Call) -> No
     assert answer["diagnosis"] == FOUND and answer["attempts"] == [attempt]
 
 
-def test_of_several_nodes_the_one_that_knows_more_is_believed(run: Path, call: Call) -> None:  # noqa: F811
+def test_of_several_nodes_the_one_that_knows_more_is_believed(run: Path, call: Call) -> None:
     (run / "node-0" / "attempt-0" / "rank-1.err").write_text("")
     (run / "node-0" / "launcher.err").write_text(failed(-9, 1, 11))
     (run / "node-1").mkdir()
@@ -113,13 +113,13 @@ def test_of_several_nodes_the_one_that_knows_more_is_believed(run: Path, call: C
     assert json.loads(call("explain", "--json").out)["diagnosis"] is None, "what the only node found stands"
 
 
-def test_codes_are_described(call: Call) -> None:  # noqa: F811
+def test_codes_are_described(call: Call) -> None:
     assert call("explain", "shm-too-small").out.startswith("shm-too-small (host)")
     said = call("explain", "collective-timeout")
     assert said.status == 0 and "diagnosis of a failed run" in said.out and "why:" in said.out and "fix:" in said.out
 
 
-def test_what_cannot_be_read_is_a_usage_error_with_a_fix(folder: Path, call: Call) -> None:  # noqa: F811
+def test_what_cannot_be_read_is_a_usage_error_with_a_fix(folder: Path, call: Call) -> None:
     near = call("explain", "colective-timeout")
     assert near.status == 2 and "`ddplaunch explain collective-timeout`" in near.err
     assert call("explain").status == 2 and "no record of a run" in call("explain").err
@@ -130,7 +130,7 @@ def test_what_cannot_be_read_is_a_usage_error_with_a_fix(folder: Path, call: Cal
     assert missing.status == 2 and "`gone.log` cannot be read" in missing.err
 
 
-def test_the_text_at_eighty_columns(folder: Path, call: Call, golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_the_text_at_eighty_columns(folder: Path, call: Call, golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     (folder / "train.log").write_text(LOG)
     (folder / "killed.log").write_text(lost(0) + failed(-9, 1, 11) + summary((0, -15, 10), (1, -9, 11)))
@@ -151,7 +151,7 @@ def test_the_text_at_eighty_columns(folder: Path, call: Call, golden: Golden, mo
         ("test_nan PASSED: loss = nan\ntest_inf PASSED\n312 passed\n", ""),
     ],
 )
-def test_a_loss_that_stays_no_number_is_a_warning(folder: Path, call: Call, log: str, first: str) -> None:  # noqa: F811
+def test_a_loss_that_stays_no_number_is_a_warning(folder: Path, call: Call, log: str, first: str) -> None:
     (folder / "train.log").write_text(log)
     said = call("explain", "train.log")
     assert said.status == 0 and said.out.startswith("nothing failed in train.log\n")

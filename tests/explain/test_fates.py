@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 from ddplaunch.explain.diagnosis import LogSource, RunFacts
 from ddplaunch.explain.explain_logs import explain_texts
+from tests.explain.conftest import Same
 from tests.explain.logs import ended, lost, raised, told
-from tests.explain.test_signatures import same  # noqa: F401 - a fixture
+from tests.golden import sections
 
 FATES = Path(__file__).with_name("fates.txt")
 MARK = re.compile(r"(?m)^=> [a-z -]+: ")
@@ -38,9 +38,9 @@ def marked(title: str, log: str) -> str:
     return f"=== {verdict}: {title}\n{''.join(map(str.__add__, marks, lines))}"
 
 
-def test_the_rule_that_decides_on_each_failure(same: Callable[[Path, str], None]) -> None:  # noqa: F811
-    _, *parts = re.split(r"(?m)^=== .*?: (.*)\n", MARK.sub("", FATES.read_text(encoding="utf-8")))
-    same(FATES, "".join(map(marked, parts[::2], parts[1::2])))
+def test_the_rule_that_decides_on_each_failure(same: Same) -> None:
+    logs = ((title.partition(": ")[2], MARK.sub("", text)) for title, text in sections(FATES))
+    same(FATES, "".join(marked(title, log) for title, log in logs))
 
 
 def test_a_rank_that_the_launcher_ended_did_not_fail_unless_the_others_only_lost_it() -> None:

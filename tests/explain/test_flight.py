@@ -15,7 +15,7 @@ import pytest
 
 from ddplaunch.explain.decide.flight import Flight, flight, is_dump, read_dump, read_dumps
 from ddplaunch.values.finding import ExitStatus, UsageError
-from tests.cli.cli_calls import Call, call, folder  # noqa: F401 - fixtures
+from tests.cli.cli_calls import Call
 from tests.hosts.launching import clean_environment
 
 #: Groups of eight ranks: pairs that hold one tensor, and two groups of four that share experts.
@@ -219,7 +219,7 @@ def test_files_are_known_as_dumps_by_name_and_content(tmp_path: Path) -> None:
         assert is_dump(tmp_path / name) is told, name
 
 
-def test_explain_reads_dumps_and_folders_of_them(call: Call, folder: Path) -> None:  # noqa: F811
+def test_explain_reads_dumps_and_folders_of_them(call: Call, folder: Path) -> None:
     dumps = [dump(*done(ALL, 1), entry(ALL, 2)), dump(*done(ALL, 1))]
     (folder / "fr").mkdir()
     written(folder / "fr", dumps)
@@ -263,7 +263,7 @@ os._exit(0)
 
 
 @pytest.mark.slow
-def test_what_torch_writes_for_gloo_is_read(folder: Path, call: Call) -> None:  # noqa: F811
+def test_what_torch_writes_for_gloo_is_read(folder: Path, call: Call) -> None:
     environment = clean_environment() | {"TORCH_FR_BUFFER_SIZE": "100"}
     subprocess.run([sys.executable, "-c", HANGS], cwd=folder, env=environment, check=True, timeout=120)
     said = call("explain", "dump_0", "dump_1")

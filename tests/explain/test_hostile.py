@@ -15,14 +15,14 @@ import pytest
 from ddplaunch.agent.end.conclude import last_lines
 from ddplaunch.records import explain_sources
 from ddplaunch.records.outcome import RankOutcome
-from tests.cli.cli_calls import Call, call, folder  # noqa: F401 - fixtures
+from tests.cli.cli_calls import Call
 from tests.explain.logs import diagnosed, raised
 
 LOG = raised(None, "ValueError: shard 7 is empty")
 MANY = "7" * 4301  # one more than `int` reads
 
 
-def test_a_closed_stdin_and_an_empty_word(folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_closed_stdin_and_an_empty_word(folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     said = call("explain", "-")
     assert said.status == 2 and "stdin is closed" in said.err
@@ -32,7 +32,7 @@ def test_a_closed_stdin_and_an_empty_word(folder: Path, call: Call, monkeypatch:
     assert said.status == 2 and "File name too long" in said.err and len(said.err) < 800
 
 
-def test_a_folder_of_everything_is_refused(folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_folder_of_everything_is_refused(folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explain_sources, "_MOST_ENTRIES", 8)
     for number in range(10):
         (folder / f"{number}.bin").touch()
@@ -40,7 +40,7 @@ def test_a_folder_of_everything_is_refused(folder: Path, call: Call, monkeypatch
     assert said.status == 2 and "is no folder of logs: it holds more than 8 files" in said.err
 
 
-def test_pipes_are_read_and_devices_refused(folder: Path, call: Call) -> None:  # noqa: F811
+def test_pipes_are_read_and_devices_refused(folder: Path, call: Call) -> None:
     os.mkfifo("pipe")
     writer = threading.Thread(target=lambda: Path("pipe").write_text(LOG))
     writer.start()
@@ -59,9 +59,7 @@ def test_pipes_are_read_and_devices_refused(folder: Path, call: Call) -> None:  
 
 
 def test_of_a_compressed_log_it_is_said_how_to_unpack_it(
-    folder: Path,  # noqa: F811
-    call: Call,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = gzip.compress(LOG.encode())
     Path("train 1.log.gz").write_bytes(data)
@@ -72,9 +70,7 @@ def test_of_a_compressed_log_it_is_said_how_to_unpack_it(
 
 
 def test_binaries_are_not_logs_and_logs_of_any_encoding_are(
-    folder: Path,  # noqa: F811
-    call: Call,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("random.log").write_bytes(random.Random(2).randbytes(50_000))
     Path("zero.log").write_bytes(bytes(100))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 from ddplaunch.explain.read.lines import read_lines, reason_text
 from ddplaunch.explain.read.prefixes import Speaker
+from tests.explain.conftest import Same
 from tests.explain.logs import lines_of, raised
-from tests.explain.test_signatures import same  # noqa: F401 - a fixture
+from tests.golden import sections
 
 SPEAKERS = Path(__file__).with_name("speakers.txt")
 
@@ -28,10 +28,10 @@ def with_speakers(log: str) -> str:
     return "".join(shown)
 
 
-def test_prefixes_are_stripped_and_say_who_speaks(same: Callable[[Path, str], None]) -> None:  # noqa: F811
+def test_prefixes_are_stripped_and_say_who_speaks(same: Same) -> None:
     """In ``speakers.txt`` there stands below each line of a log who speaks, and what is left of it."""
-    _, *parts = re.split(r"(?m)^(=== .*\n)", re.sub(r"(?m)^=> .*\n", "", SPEAKERS.read_text(encoding="utf-8")))
-    same(SPEAKERS, "".join(title + with_speakers(log) for title, log in zip(parts[::2], parts[1::2], strict=True)))
+    logs = ((title, re.sub(r"(?m)^=> .*\n", "", text)) for title, text in sections(SPEAKERS))
+    same(SPEAKERS, "".join(f"=== {title}\n{with_speakers(log)}" for title, log in logs))
 
 
 def test_a_line_of_another_rank_in_a_ranks_own_file_is_quoted() -> None:

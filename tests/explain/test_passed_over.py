@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from pathlib import Path
 
@@ -12,9 +11,9 @@ from benchmarks.fault_sets import logs
 from ddplaunch.explain.decide.work import PROGRESS
 from tests.conftest import Golden
 from tests.explain.logs import explained
+from tests.golden import sections
 
-_, *PARTS = re.split(r"(?m)^=== (.*)\n", Path(__file__).with_name("passed_over.txt").read_text())
-PASSED_OVER = dict(zip(PARTS[::2], PARTS[1::2], strict=True))
+PASSED_OVER = dict(sections(Path(__file__).with_name("passed_over.txt")))
 #: Of logs that are shorter, many tell of nothing else.
 FEWEST_LINES, EVERY, GROUPS = 15, 132, 5
 LOGS = {fault.name: fault.log for fault in logs() if fault.log.count("\n") >= FEWEST_LINES}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -20,9 +19,9 @@ from ddplaunch.explain.read.prefixes import NOBODY
 from ddplaunch.explain.read.scan import matcher
 from ddplaunch.explain.signatures import Signature, Tier, all_signatures, all_words, words_for
 from scripts.signatures import COMPILED, EXPLAIN, FAMILIES, compiled, needed_texts
+from tests.explain.conftest import Same
 from tests.explain.logs import EVERY_CODE, MARK, diagnosed, every_code
 from tests.explain.signature_rules import fields, idle, matched, slow, too_wide, unfilled
-from tests.golden import assert_same
 
 HERE = Path(__file__).parent
 LINES = [each for each in FAMILIES if each not in ("unsaid", "stacks", "reading")]
@@ -78,18 +77,6 @@ def with_mark(log: str) -> str:
     return "".join([*text[:at], marked(text[at], found.code), *text[at + 1 :]])
 
 
-@pytest.fixture
-def same(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
-    """``same(path, text)`` compares a file with ``text``, or writes it with ``--accept-golden``."""
-
-    def compare(path: Path, text: str) -> None:
-        if request.config.getoption("--accept-golden"):
-            path.write_text(text, encoding="utf-8")
-        assert_same(path, text)
-
-    return compare
-
-
 def test_the_compiled_file_is_what_the_families_say() -> None:
     assert zlib.decompress(COMPILED.read_bytes()).decode() == compiled(), "`python -m scripts.signatures` writes it"
     assert sorted(FAMILIES) == sorted(path.stem for path in EXPLAIN.glob("families/*.toml"))
@@ -115,12 +102,12 @@ def test_every_name_that_the_engine_asks_for_has_words() -> None:
 
 
 @pytest.mark.parametrize("family", LINES)
-def test_lines_are_won_by_these_codes(family: str, same: Callable[[Path, str], None]) -> None:
+def test_lines_are_won_by_these_codes(family: str, same: Same) -> None:
     text = "".join(f"{marked(line, winner(line))}\n" for line in lines()[family])
     same(HERE / "lines" / f"{family}.txt", text)
 
 
-def test_logs_get_these_codes_for_these_lines(same: Callable[[Path, str], None]) -> None:
+def test_logs_get_these_codes_for_these_lines(same: Same) -> None:
     same(EVERY_CODE, "===\n".join(with_mark(log) for log in every_code()))
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ddplaunch.explain.read.trailer import RankExit, Trailer, exit_code, status_text
+from tests.explain.conftest import Same
 from tests.explain.logs import failed, lines_of, summary
-from tests.explain.test_signatures import same  # noqa: F401 - a fixture
 
 EXITS = Path(__file__).with_name("exits.txt")
 
@@ -31,7 +30,7 @@ def test_what_the_agent_ended_is_marked() -> None:
     assert not killed.by_agent
 
 
-def test_ends_in_the_words_of_launchers_shells_and_services(same: Callable[[Path, str], None]) -> None:  # noqa: F811
+def test_ends_in_the_words_of_launchers_shells_and_services(same: Same) -> None:
     """In ``exits.txt`` the status stands before each line that tells of an end, with the rank and the host."""
     marked = []
     for line in re.sub(r"(?m)^=> \S+ \S+ \S+: ", "", EXITS.read_text(encoding="utf-8")).splitlines(keepends=True):

@@ -12,7 +12,7 @@ from ddplaunch.explain.explain_logs import explain_texts
 from ddplaunch.explain.signatures import Signature, Tier
 from ddplaunch.ui.explain_view import code_text, explanation_text
 from ddplaunch.ui.terminal import Terminal
-from tests.cli.cli_calls import Call, call, folder  # noqa: F401 - fixtures
+from tests.cli.cli_calls import Call
 from tests.explain.logs import diagnosed, ended, explained, failed, raised, recorded, told
 
 DUMP = """pure virtual method called
@@ -38,7 +38,7 @@ def test_a_crash_names_the_first_of_the_users_calls_wherever_the_stack_stands() 
     assert none.calls == () and "reader.py" not in none.what
 
 
-def test_a_code_is_described_mechanism_by_mechanism(call: Call) -> None:  # noqa: F811
+def test_a_code_is_described_mechanism_by_mechanism(call: Call) -> None:
     def one(why: str, fix: str, tier: Tier = Tier.CAUSE) -> Signature:
         return Signature("c", tier, "what", example=f"as {why}", why=why, fixes=(fix,))
 
@@ -53,7 +53,7 @@ def test_a_code_is_described_mechanism_by_mechanism(call: Call) -> None:  # noqa
         assert unknown.status == 2 and "is not a code" in unknown.err
 
 
-def test_a_log_that_is_still_written_has_no_end_to_explain(folder: Path, call: Call) -> None:  # noqa: F811
+def test_a_log_that_is_still_written_has_no_end_to_explain(folder: Path, call: Call) -> None:
     with open("train.log", "w") as file:
         file.write("epoch 1/90 step 100/5004 loss 6.9\n")
         file.flush()
