@@ -30,17 +30,7 @@ from tests.agent.guarded import until
 from tests.explain.signature_rules import idle, matched, unfilled
 from tests.golden import accepting
 from tests.hosts.launching import run_to_end
-from tests.readme_blocks import (
-    BLOCK,
-    PICTURES,
-    Block,
-    blocks,
-    comparable,
-    run,
-    samples,
-    sessions,
-    words_of_picture,
-)
+from tests.readme_blocks import BLOCK, PICTURES, Block, blocks, comparable, run, samples, sessions, words_of_picture
 from tests.ui.test_report_in_browser import browser, scheme
 
 __all__ = ["browser"]

@@ -64,11 +64,7 @@ LOCK: Any = type("Lock", (), {"told": staticmethod(str)})
 
 @pytest.mark.parametrize(
     ("quiet", "silent", "panel", "finding"),
-    [
-        (False, {}, True, True),
-        (True, {"silent": False}, False, True),
-        (False, {"silent": True}, False, False),
-    ],
+    [(False, {}, True, True), (True, {"silent": False}, False, True), (False, {"silent": True}, False, False)],
 )
 def test_what_is_shown(
     capsys: pytest.CaptureFixture[str], quiet: bool, silent: dict[str, bool], panel: bool, finding: bool

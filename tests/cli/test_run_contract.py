@@ -77,11 +77,7 @@ def test_a_detached_run_goes_on_when_its_terminal_is_gone(tmp_path: Path) -> Non
     assert status == 0 and said[0] == f"ddplaunch {run_id}" and "train.py on 1 process" in said[1], said
     assert f"detached: `ddplaunch logs {run_id} --follow` shows what it prints" in " ".join(said[-4:]), said
     followed = subprocess.Popen(
-        ddplaunch("logs", run_id, "--follow"),
-        cwd=tmp_path,
-        env=clean_environment(),
-        stdout=subprocess.PIPE,
-        text=True,
+        ddplaunch("logs", run_id, "--follow"), cwd=tmp_path, env=clean_environment(), stdout=subprocess.PIPE, text=True
     )
     assert followed.stdout is not None and "begun" in followed.stdout.readline()
     (tmp_path / "go").touch()

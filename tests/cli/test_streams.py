@@ -19,11 +19,7 @@ from tests.cli.cli_calls import Call, Said, spawn
 
 @pytest.mark.parametrize(
     ("words", "shell", "status"),
-    [
-        (["run", "0", "--", "train.py"], "2>/dev/full", 2),
-        (["plan", "2"], ">/dev/full", 2),
-        (["--help"], ">&-", 0),
-    ],
+    [(["run", "0", "--", "train.py"], "2>/dev/full", 2), (["plan", "2"], ">/dev/full", 2), (["--help"], ">&-", 0)],
 )
 def test_streams_that_nobody_reads(folder: Path, words: list[str], shell: str, status: int) -> None:
     result = spawn(words, folder, shell=shell)

@@ -10,18 +10,7 @@ from ddplaunch.explain.read.scan import scan
 from ddplaunch.ui.explain_view import explanation_text
 from ddplaunch.ui.terminal import Terminal, cells
 from ddplaunch.values.words import number_of_signal
-from tests.explain.logs import (
-    TORCH,
-    diagnosed,
-    ended,
-    explained,
-    failed,
-    lines_of,
-    lost,
-    raised,
-    recorded,
-    told,
-)
+from tests.explain.logs import TORCH, diagnosed, ended, explained, failed, lines_of, lost, raised, recorded, told
 
 GIT = "CalledProcessError: Command '['git', 'rev-parse', 'HEAD']' returned non-zero exit status 128."
 LEFT = "RuntimeError: DataLoader worker (pid(s) 4142) exited unexpectedly"

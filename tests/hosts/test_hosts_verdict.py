@@ -82,10 +82,7 @@ TOLD = outcome(0, "terminated", rank(0, T + 1, None, "SIGTERM", "launcher"))
     ],
 )
 def test_who_is_to_blame(
-    tmp_path: Path,
-    ends: list[HostEnd],
-    outcomes: tuple[RunOutcome, ...],
-    expected: tuple[str, int, str, str | None],
+    tmp_path: Path, ends: list[HostEnd], outcomes: tuple[RunOutcome, ...], expected: tuple[str, int, str, str | None]
 ) -> None:
     found = verdict(tmp_path, ends, {each.node: each for each in outcomes})
     assert (found.state, found.exit_status, found.host, found.diagnosis and found.diagnosis.code) == expected

@@ -119,11 +119,7 @@ def test_no_secret_travels() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"launch": {**WORDS, "--more": "1"}},
-        {"launch": {key: WORDS[key] for key in list(WORDS)[1:]}},
-        {"node_rank": 3},
-    ],
+    [{"launch": {**WORDS, "--more": "1"}}, {"launch": {key: WORDS[key] for key in list(WORDS)[1:]}}, {"node_rank": 3}],
 )
 def test_who_says_what_no_node_of_the_launch_would_is_a_stranger(change: dict[str, Any]) -> None:
     assert is_stranger(hello(0), replace(hello(1), **change), 3)

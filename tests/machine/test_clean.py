@@ -24,14 +24,7 @@ from ddplaunch.records.old_records import old_records, remove_record
 from ddplaunch.records.own import run_lock
 from ddplaunch.records.own.own_files import try_lock
 from ddplaunch.records.own.run_lock import hold_run
-from ddplaunch.ui.clean_view import (
-    Cleanup,
-    clean_findings,
-    clean_json,
-    done_text,
-    question,
-    work_text,
-)
+from ddplaunch.ui.clean_view import Cleanup, clean_findings, clean_json, done_text, question, work_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import host_name

@@ -89,8 +89,7 @@ ENDS = (
 
 
 @pytest.mark.parametrize(
-    ("accused", "seen_first", "first"),
-    [(0, 2, 0), (None, 2, 2), (None, None, 1), (3, None, 1), (4, 3, 1), (7, 0, 0)],
+    ("accused", "seen_first", "first"), [(0, 2, 0), (None, 2, 2), (None, None, 1), (3, None, 1), (4, 3, 1), (7, 0, 0)]
 )
 def test_the_accused_the_seen_the_earliest(accused: int | None, seen_first: int | None, first: int) -> None:
     found = first_failed(ENDS, accused, seen_first)

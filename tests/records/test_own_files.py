@@ -17,14 +17,7 @@ from ddplaunch.cli.parsing.command import COMMANDS, command_named
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.json_files import read_object, replace_file
 from ddplaunch.records.outcome import RunOutcome, write_outcome
-from ddplaunch.records.own.own_files import (
-    NotOursError,
-    closing,
-    open_place,
-    open_to_write,
-    other_owner,
-    remove_folder,
-)
+from ddplaunch.records.own.own_files import NotOursError, closing, open_place, open_to_write, other_owner, remove_folder
 from ddplaunch.records.own.run_lock import hold_run, refuse_taken
 from ddplaunch.values.words import host_name
 from tests.agent.guarded import open_files

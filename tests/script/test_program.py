@@ -271,10 +271,7 @@ def test_hostile_sources_are_incomplete(tmp_path: Path, data: bytes) -> None:
 
 def test_byte_order_mark_and_cookie_are_read(tmp_path: Path) -> None:
     declaration = "p.add_argument('--lr', help='\xe9')\n"
-    for data in (
-        b"\xef\xbb\xbf" + declaration.encode(),
-        b"# coding: latin-1\n" + declaration.encode("latin-1"),
-    ):
+    for data in (b"\xef\xbb\xbf" + declaration.encode(), b"# coding: latin-1\n" + declaration.encode("latin-1")):
         report = read_script(write(tmp_path, data), tmp_path)
         assert meanings(report) == {"lr": "--lr"}
         assert report.complete
