@@ -23,6 +23,7 @@ from ddplaunch.cli.parsing.typer_app import parse_words as parse_with_typer
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Source
 from tests.cli.cli_calls import Call
+from tests.golden import sections
 
 
 def parse(command: str, words: list[str]) -> dict[str, Any] | None:
@@ -120,62 +121,12 @@ def test_values_of_a_commands_own_flags_are_numbers_and_seconds() -> None:
             whole_number("--keep", text, "runs", "", "", least)
 
 
-@pytest.mark.parametrize(
-    ("line", "what", "fix"),
-    [
-        ("run 2 --batchsize=8 -- t.py --x", "`--batchsize`", "fix: `ddplaunch run 2 --batch-size=8 -- t.py --x`"),
-        ("run 2 --bach_size 8 -- t.py", "`--bach-size`", "fix: `ddplaunch run 2 --batch-size 8 -- t.py`"),
-        ("run 2 --epochs=8 -- train.py", "no such option: `--epochs`", "to torchrun into `--torchrun-arg=…`"),
-        ("run --nproc_per_node=4 -- train.py", "there is no `--nproc-per-node`", "`ddplaunch run 4 -- train.py`"),
-        ("run -np", "there is no `run -np`", "`ddplaunch convert -- torchrun …`"),
-        ("run -n 3 t.py -n 5", "there is no `run -n`", "fix: `ddplaunch run 3 -- t.py -n 5` nothing"),
-        (
-            "run --standalone --nproc_per_node=gpu --num-machines 1 t.py --cpu",
-            "there is no `--standalone`",
-            "fix: `ddplaunch run gpu --nnodes 1 -- t.py --cpu` nothing",
-        ),
-        (
-            "run --nproc_per_node 3 --master_port=7 t.py",
-            "there is no",
-            "fix: `ddplaunch run 3 --master_port=7 -- t.py`",
-        ),
-        ("run 2 -batch_size=8 t.py", "there is no `-batch-size`", "fix: `ddplaunch run 2 --batch-size 8 -- t.py`"),
-        ("run --nproc 3 --rdzv-endpoint a:1 -- t.py", "there is no `--nproc`", "NPROC, the processes of each node"),
-        ("run 2 --batchsize 8 t.py", "`--batchsize`", "fix: `ddplaunch run 2 --batch-size 8 -- t.py`"),
-        ("torchrun --nproc_per_node=3 t.py", "there is no `torchrun`", "fix: `ddplaunch run 3 -- t.py`"),
-        ("start 2 -- t.py", "there is no `start`", "fix: `ddplaunch run 2 -- t.py`"),
-        (
-            "run 2 --device",
-            "option '--device' requires an argument",
-            "`ddplaunch run --help` lists the options nothing was launched",
-        ),
-        ("run 4 5 -- train.py", "unexpected extra argument", "`ddplaunch run --help` lists the options; what"),
-        ("logs --folow -n 5", "no such option: `--folow`", "fix: `ddplaunch logs --follow -n 5`"),
-        ("lgos --follow", "no such command 'lgos'", "fix: `ddplaunch logs --follow`"),
-        ("xyz", "no such command 'xyz'", "`ddplaunch --help` lists the commands"),
-        *((f"{run} -- t.py", "a word of its own", "fix: `ddplaunch run 2 -- t.py`") for run in ("run=2", "Run2")),
-        ("RUN 2 -- t.py", "no such command 'RUN'", "fix: `ddplaunch run 2 -- t.py`"),
-        ("run t.py 2 --lr 1", "goes before the script", "fix: `ddplaunch run 2 -- t.py --lr 1`"),
-        ("scale 1 2 t.py", "one word, with commas", "fix: `ddplaunch scale 1,2 -- t.py`"),
-        ("scale 1 2 4 8 --steps 9 -- t.py", "one word", "fix: `ddplaunch scale 1,2,4,8 --steps 9 -- t.py`"),
-        ("run 2 --memory 4 GB -- t.py", "one word", "fix: `ddplaunch run 2 --memory 4GB -- t.py`"),
-        ("run 2 --env A b -- t.py", "NAME=VALUE", "fix: `ddplaunch run 2 --env A=b -- t.py`"),
-        ("run 2 batch-size=8 -- t.py", "two dashes", "fix: `ddplaunch run 2 --batch-size=8 -- t.py`"),
-        (
-            "run 2 --env lr=8 --lar 3 -- t.py",
-            "no such option: `--lar`",
-            "fix: `ddplaunch run 2 --env lr=8 --lr 3 -- t.py`",
-        ),
-        ("run 2 --batch size 8 -- t.py", "there is no `--batch`", "fix: `ddplaunch run 2 --batch-size 8 -- t.py`"),
-        ("4", "no such command '4'", "a launch is `ddplaunch run -- train.py`"),
-        ("3 -- t.py", "no such command '3'", "fix: `ddplaunch run 3 -- t.py`"),
-        ("t.py --x", "no such command 't.py'", "fix: `ddplaunch run -- t.py --x`"),
-    ],
-)
-def test_what_is_misspelt_gets_a_tip(call: Call, line: str, what: str, fix: str) -> None:
+@pytest.mark.parametrize(("line", "tip"), sections(Path(__file__).with_name("misspelt.txt")))
+def test_what_is_misspelt_gets_a_tip(call: Call, line: str, tip: str) -> None:
+    """In ``misspelt.txt`` there stands below each line what is said of it, and then the fix."""
     said = call(*line.split())
     text = " ".join(said.err.split())
-    assert said.status == 2 and "error[usage]: " in text and what in text and fix in text, text
+    assert said.status == 2 and "error[usage]: " in text and all(part in text for part in tip.splitlines()), text
 
 
 # What is gone is answered with what to use instead
