@@ -17,85 +17,25 @@ import pytest
 from ddplaunch.planning.convert.shell_script import sites_of
 from ddplaunch.planning.convert.translation import changed
 from tests.cli.cli_calls import Call, call, folder
+from tests.golden import sections
 from tests.ports import free_port
 
 __all__ = ["call", "folder"]
 
-#: Scripts, with what becomes of a part where it stands: ⟦before → after⟧.
-CONVERTED = [
-    "⟦torchrun --nproc_per_node=$N \\\n  → ddplaunch run $N --⟧ train.py \\\n  --lr 1 # x",
-    "A=1 B=$C exec ⟦torchrun → ddplaunch run 1 --⟧ train.py",
-    ". ./size.sh\nS=train\n⟦torchrun --nproc_per_node=$N → ddplaunch run $N -- python -u⟧ $S",
-    'D=(--nproc_per_node 2)\n⟦torchrun "${D[@]}" → ddplaunch run 2 --⟧ t.py',
-    "NODES=1\n⟦torchrun --nnodes $NODES → ddplaunch run 1 --⟧ t.py",
-    'bash -c "⟦torchrun → ddplaunch run 1 --⟧ t.py $1"',
-    "eval '⟦torchrun → ddplaunch run 1 --⟧ t.py $1'",
-    "cat <<EOF >job\n⟦torchrun → ddplaunch run 1 --⟧ t.py \\$1\nEOF",
-    "⟦torchrun t.py {lr} → ddplaunch run 1 -- t.py {{lr}}⟧",
-    "⟦$(which torchrun) → ddplaunch run 1 --⟧ t.py",
-    "$PYTHON -m ⟦torch.distributed.run → ddplaunch run 1 --⟧ t.py",
-    (
-        "⟦torchrun --nnodes $N --rdzv_endpoint $HOST:29500 → ddplaunch run 1 --nnodes $N --master-addr "
-        '"$HOST" --master-port 29500 --⟧ t.py'
-    ),
-    "⟦accelerate launch --num_processes $((N * 8)) --num_machines 1 → ddplaunch run $((N * 8)) --⟧ t.py",
-    'go() { ⟦torchrun --nproc_per_node 2 → ddplaunch run 2 --⟧ "$@"; }\ngo t.py --x',
-    (
-        "srun -p x ⟦--ntasks=$G --ntasks-per-node=${P} --cpus-per-task=$C python -u → --nodes=$((G / P)) "
-        "--ntasks-per-node=1 --ntasks=$((G / P)) --cpus-per-task=$((C * P)) ddplaunch run ${P} --⟧ t.py"
-    ),
-    (
-        "srun -p x ⟦--ntasks=$G --ntasks-per-node=4 ${SRUN_ARGS} → ${SRUN_ARGS} --nodes=$((G / 4)) "
-        "--ntasks-per-node=1 --ntasks=$((G / 4)) ddplaunch run 4 --⟧ ${RUN_COMMAND} $X"
-    ),
-    "B=deepspeed\n⟦torchrun → ddplaunch run 1 --⟧ t.py --backend $B",
-    'G=1\nG=$1\nD="--nproc_per_node $G"\n⟦torchrun $D → ddplaunch run $G --⟧ t.py',
-    (
-        "#SBATCH --ntasks-per-node=8\n#SBATCH -N 2 -c 4\n\nsrun -l ⟦python -u → --ntasks-per-node=1 "
-        '--ntasks="$SLURM_JOB_NUM_NODES" --cpus-per-task=32 ddplaunch run 8 --⟧ t.py --x'
-    ),
-    "srun -N 2 ⟦torchrun --nproc_per_node 4 → ddplaunch run 4 --⟧ t.py",
-    "mpirun -np 2 -H a,b ⟦torchrun → ddplaunch run 1 --⟧ t.py",
-    (
-        "srun ⟦-N2 --ntasks-per-node=4 -c 8 --gres=gpu:4 python → --gres=gpu:4 --nodes=2 --ntasks-per-node=1 "
-        "--ntasks=2 --cpus-per-task=32 ddplaunch run 4 --⟧ t.py"
-    ),
-    "srun ⟦-N 1 -n 2 python → --nodes=1 --ntasks-per-node=1 --ntasks=1 ddplaunch run 2 --⟧ -m pkg.t",
-    "srun ⟦-N 1 -n 2 → --nodes=1 --ntasks-per-node=1 --ntasks=1 ddplaunch run 2 --⟧ ./step --x",
-]
+EXAMPLES = sections(Path(__file__).with_name("convert_scripts.txt"))
 
 
-@pytest.mark.parametrize("marked", CONVERTED)
+@pytest.mark.parametrize("marked", [text for _, text in EXAMPLES], ids=[title for title, _ in EXAMPLES])
 def test_a_script(marked: str) -> None:
-    before, after = (re.sub("⟦(.*?) → (.*?)⟧", side, f"{marked}\n", flags=re.DOTALL) for side in (r"\g<1>", r"\g<2>"))
-    data = f"#!/bin/bash\n{before}".encode()
-    assert changed(data, sites_of(data)).decode() == f"#!/bin/bash\n{after}"
-
-
-@pytest.mark.parametrize(
-    ("script", "line"),
-    [
-        ("N=1\nN=$2\nD='--nproc_per_node 2'\nD+=' --nnodes 2'\n\ntorchrun $D t.py\n", 6),
-        ('eval "torchrun t.py \\"$x\\""\n', 1),
-        ("bash -c 'python -m torch.distributed.launch --nproc_per_node 2 t.py'\n", 1),
-        ("mpirun -np 2 bash -c 'python t.py'\n", 1),
-        ("D='--nproc_per_node 2'\n. ./size.sh\ntorchrun $D t.py\n", 3),
-        ('x\nsrun -N 1 -n 2 bash -lc "python t.py \\${SLURM_PROCID}"\n', 2),
-        ("for D in 1 2; do\n torchrun $D t.py\ndone\n", 2),
-        ("\ntorchrun --master_addr=<the address> --nnodes=2 t.py\n", 2),
-        ('x\ntorchrun "$@"\n', 2),
-        ('A=($1)\nA+=($2)\ntorchrun "${A[@]}"\n', 3),
-        ("eval python -m torch.distributed.launch --nproc_per_node 2 t.py\n", 1),
-        ('D="--nproc_per_node $N"\nN=2\ntorchrun $D t.py\n', 3),
-        ('\nC="torchrun --nproc_per_node 2 t.py"\n$C --x\n', 2),
-        ('L="python \\\n -m torch.distributed.run"\nsrun --ntasks-per-node=2 bash -c "$L t.py"\n', 1),
-    ],
-)
-def test_what_cannot_be_known_stays_and_is_said_at_its_line(script: str, line: int) -> None:
-    data = script.encode()
-    (site,) = sites_of(data)
-    assert changed(data, [site]) == data
-    assert site.line == line and site.said.unknown[0].why
+    """In the text there is ⟦before → after⟧, or ``=>`` at the line of a launch that stays: it cannot be known."""
+    stays = [number for number, line in enumerate(marked.splitlines(), start=2) if line.startswith("=> ")]
+    sides = (re.sub("⟦(.*?) → (.*?)⟧", side, marked, flags=re.DOTALL) for side in (r"\g<1>", r"\g<2>"))
+    before, after = (f"#!/bin/bash\n{text}".replace("\n=> ", "\n") for text in sides)
+    sites = sites_of(before.encode())
+    assert changed(before.encode(), sites).decode() == after
+    if stays:
+        (site,) = sites
+        assert [site.line] == stays and site.said.unknown[0].why and before == after
 
 
 @pytest.mark.parametrize(
