@@ -19,6 +19,8 @@ from scripts.signatures import write as write_signatures
 from tests.golden import compare
 
 Golden = Callable[[str, str], None]
+#: Where fixtures stand that tests of several rooms use.
+pytest_plugins = ("tests.cli.cli_calls", "tests.machine.fake_nvml", "tests.records.fake_runs")
 
 # An example may take as long as it likes: on a shared machine the first one can wait for seconds.
 settings.register_profile("shared machine", deadline=None)

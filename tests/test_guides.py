@@ -17,12 +17,11 @@ import pytest
 
 from ddplaunch.cli.parsing.typed_words import parse_quickly
 from ddplaunch.planning.options import flags_of_options
-from tests.cli.cli_calls import Call, call, folder
+from tests.cli.cli_calls import Call
 
 if TYPE_CHECKING:
     from tests.machine.fake_nvml import FakeNvml
 
-__all__ = ["call", "folder"]
 pytest_plugins = ("tests.machine.fake_nvml",)
 TESTS = Path(__file__).parent
 STANDINS = TESTS / "standins"

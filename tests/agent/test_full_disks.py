@@ -26,12 +26,10 @@ from ddplaunch.values.words import size_text
 from ddplaunch.watch.step_rate import Steps
 from tests.agent.guarded import Guarded
 from tests.agent.plugin_runs import DEADLINE_S
-from tests.cli.cli_calls import Call, call, folder
+from tests.cli.cli_calls import Call
 from tests.faults.catalogue import small_mount
 from tests.hosts.launching import clean_environment, ddplaunch, run_to_end
 from tests.records.fake_runs import record
-
-__all__ = ["call", "folder"]
 
 LIMIT = 1 << 20
 LINE = b"step %07d of a training that prints all day\n"

@@ -18,9 +18,8 @@ from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, Mistake
 from ddplaunch.values.resolved import Resolved, Source, SourceKind
 from tests.checks.cases import fires, judged, silent
 from tests.checks.healthy import FLAG, healthy_launch, healthy_script, healthy_torch, healthy_torch_import, topology
-from tests.cli.cli_calls import Call, call, folder
+from tests.cli.cli_calls import Call
 
-__all__ = ["call", "folder"]
 HERE = DeclaredAt("train.py", 7)
 
 

@@ -17,10 +17,9 @@ import pytest
 
 from tests.cli.cli_calls import spawn
 from tests.hosts.launching import clean_environment
-from tests.machine.fake_nvml import FakeNvml, fake_nvml, fake_nvml_library
+from tests.machine.fake_nvml import FakeNvml
 from tests.records.fake_runs import outcome, record
 
-__all__ = ["fake_nvml", "fake_nvml_library"]
 OTHER = Path(__file__).with_name("other_system.py")
 LOG = """rank 0
 Traceback (most recent call last):

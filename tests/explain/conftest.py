@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.cli_calls import call, folder
 from tests.golden import assert_same
-
-__all__ = ["call", "folder"]
 
 Same = Callable[[Path, str], None]
 

@@ -7,11 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from ddplaunch.hosts.session.links import Links
-from tests.cli.cli_calls import call, folder
 from tests.ports import free_port
-from tests.records.fake_runs import start_run
-
-__all__ = ["call", "folder", "start_run"]
 
 
 @pytest.fixture

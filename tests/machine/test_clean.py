@@ -29,13 +29,11 @@ from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import host_name
 from tests.agent.guarded import until
-from tests.cli.cli_calls import Call, call, folder, spawn
+from tests.cli.cli_calls import Call, spawn
 from tests.conftest import Golden
-from tests.machine.fake_nvml import FakeNvml, fake_nvml, fake_nvml_library
+from tests.machine.fake_nvml import FakeNvml
 from tests.planning.sample_launch import launch
-from tests.records.fake_runs import StartRun, outcome, processes_json, record, start_run, unique
-
-__all__ = ["call", "fake_nvml", "fake_nvml_library", "folder", "start_run"]
+from tests.records.fake_runs import StartRun, outcome, processes_json, record, unique
 
 BROKEN_NVML = Unavailable("NVML does not start: Driver/library version mismatch")
 NO_NVML = Unavailable("`libnvidia-ml.so.1` of the NVIDIA driver is not installed")

@@ -13,9 +13,7 @@ import pytest
 from ddplaunch.machine.facts import NvmlFacts
 from ddplaunch.values.resolved import Unavailable
 from tests.checks.healthy import healthy_gpu
-from tests.machine.fake_nvml import FakeNvml, fake_nvml_library
-
-__all__ = ["fake_nvml_library"]
+from tests.machine.fake_nvml import FakeNvml
 
 MIB = 2**20
 NO_ANSWER = ["memory", "utilization", "process", "ecc", "remap", "recovery", "throttle", "temperature", "mode"]

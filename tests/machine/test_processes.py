@@ -18,9 +18,7 @@ from ddplaunch.machine.processes.run_processes import RunProcesses, is_launcher,
 from ddplaunch.records.launchers import read_processes, still_running
 from ddplaunch.ui.stop_view import stopped_text
 from ddplaunch.values.variable_names import LAUNCH
-from tests.records.fake_runs import StartRun, processes_json, record, start_run, unique
-
-__all__ = ["start_run"]
+from tests.records.fake_runs import StartRun, processes_json, record, unique
 
 TORCHRUN = ("python", "-m", "torch.distributed.run", "train.py")
 ELASTIC = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "0", "RANK": "0", "MASTER_PORT": "29400"}

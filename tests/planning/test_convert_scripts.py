@@ -16,11 +16,9 @@ import pytest
 
 from ddplaunch.planning.convert.shell_script import sites_of
 from ddplaunch.planning.convert.translation import changed
-from tests.cli.cli_calls import Call, call, folder
+from tests.cli.cli_calls import Call
 from tests.golden import sections
 from tests.ports import free_port
-
-__all__ = ["call", "folder"]
 
 EXAMPLES = sections(Path(__file__).with_name("convert_scripts.txt"))
 

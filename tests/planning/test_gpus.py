@@ -17,9 +17,7 @@ from ddplaunch.values.resolved import Source, Unavailable
 from tests.agent.guarded import until
 from tests.checks.healthy import healthy_gpu
 from tests.hosts.launching import ddplaunch
-from tests.machine.fake_nvml import FakeNvml, fake_nvml, fake_nvml_library
-
-__all__ = ["fake_nvml", "fake_nvml_library"]
+from tests.machine.fake_nvml import FakeNvml
 
 
 def picked(

@@ -19,10 +19,9 @@ from ddplaunch.ui.explain_view import as_finding
 from ddplaunch.ui.speech import finding_text
 from ddplaunch.ui.submit_view import directive_text, state_text
 from ddplaunch.ui.terminal import Terminal
-from tests.cli.cli_calls import Call, call, folder
+from tests.cli.cli_calls import Call
 from tests.conftest import Golden
 
-__all__ = ["call", "folder"]  # fixtures
 Programs = Callable[..., None]
 
 SCONTROL = """\

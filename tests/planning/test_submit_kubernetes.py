@@ -13,13 +13,11 @@ from hypothesis import strategies as st
 
 from ddplaunch.ui.submit_view import yaml_text
 from tests.agent.guarded import until
-from tests.cli.cli_calls import Call, call, folder
+from tests.cli.cli_calls import Call
 from tests.conftest import Golden
 from tests.hosts.launching import clean_environment, ddplaunch
 from tests.hosts.namespaces import nodes
 from tests.ssh.launched import TRAIN
-
-__all__ = ["call", "folder"]  # fixtures
 
 WORDS = (
     *("submit", "2x4", "--to", "kubernetes", "--image", "registry.example/team/train:1.2", "--time", "24:00:00"),

@@ -8,9 +8,7 @@ import pytest
 
 from ddplaunch.planning.launch import Target
 from ddplaunch.planning.wrapped import looked_through
-from tests.cli.cli_calls import Call, call, folder
-
-__all__ = ["call", "folder"]
+from tests.cli.cli_calls import Call
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,8 @@ from ddplaunch.ui.shell import shell_words
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import warning
 from ddplaunch.values.resolved import Source
-from tests.cli.cli_calls import Call, call, folder
+from tests.cli.cli_calls import Call
 from tests.planning.sample_launch import facts, launch
-
-__all__ = ["call", "folder"]
 
 SECRET = "s3cretive"
 TYPED = (

@@ -22,12 +22,10 @@ import pytest
 
 from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.process_table import read_process
-from tests.cli.cli_calls import Call, call, folder, spawn
-from tests.machine.fake_nvml import FakeNvml, fake_nvml, fake_nvml_library
-from tests.records.fake_runs import DEADLINE_S, FakeRun, StartRun, start_run, wait_for
+from tests.cli.cli_calls import Call, spawn
+from tests.machine.fake_nvml import FakeNvml
+from tests.records.fake_runs import DEADLINE_S, FakeRun, StartRun, wait_for
 from tests.records.fake_runs import record as write_record
-
-__all__ = ["call", "fake_nvml", "fake_nvml_library", "folder", "start_run"]
 
 
 def live(start_run: StartRun, folder: Path, **settings: str) -> tuple[FakeRun, Path]:
