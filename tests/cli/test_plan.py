@@ -16,6 +16,7 @@ from ddplaunch.planning.options import parse_options
 from ddplaunch.values.resolved import Resolved, Source
 from ddplaunch.values.variable_names import SETTINGS
 from tests.cli.cli_calls import Call
+from tests.golden import sections
 
 
 def test_a_module_that_was_installed_to_be_edited_is_read(
@@ -116,32 +117,17 @@ def test_profiles(call: Call, folder: Path, name: str, head: str, monkeypatch: p
     assert "profile: " + name in call("plan", "2").out
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (b"batch-sise = 1", "did you mean `batch-size`?"),
-        (b"batch-size = true", "`batch-size` is not an integer"),
-        (b"lr = 1979-05-27", "is not a number"),
-        (b"checks = 1", "as in `checks = true`"),
-        (b"env = {A = 'b'}", "is not text"),
-        (b"env = 3", "profile: ddplaunch.toml"),
-        (b"\xff", "decode byte 0xff in position 0"),
-        (b"accum = " + b"1" * 5000, "cannot be read"),
-        (b"accum = " + b"[" * 9000, "`ddplaunch.toml` cannot be read: "),
-        (b'run-dir = "a\\u0000"', "holds a null byte"),
-        (b"profiles = 3", "`profiles` is not a table"),
-        (b"[profiles]\nbig = 3", "`profiles.big` is not a table"),
-        (b"[profiles.bug]\n", "did you mean `bug`?"),
-        (b"[profiles.big]\nlr = nan", "`--lr nan` is not a number"),
-        (b"[env]\nDB = 'hunter2'", ""),  # and no error prints the value of a variable
-        (b"env = [{DB = 'hunter2'}]", ""),
-        (b"env = ['hunter2']", ""),
-        (b"env = ['1hunter2=x']", ""),
-        (b"env = ['DB=hunter2' 'x']", ""),
-        (b"[profiles.big.env]\nDB = 'hunter2'", ""),
-    ],
-)
-def test_a_configuration_that_is_wrong(call: Call, folder: Path, content: bytes, says: str) -> None:
+#: In the text what is said stands above each; never the value of a variable.
+WRONG = [
+    *((says, content.encode()) for says, content in sections(Path(__file__).with_name("configurations.txt"))),
+    ("decode byte 0xff in position 0", b"\xff"),
+    ("cannot be read", b"accum = " + b"1" * 5000),
+    ("`ddplaunch.toml` cannot be read: ", b"accum = " + b"[" * 9000),
+]
+
+
+@pytest.mark.parametrize(("says", "content"), WRONG)
+def test_a_configuration_that_is_wrong(call: Call, folder: Path, says: str, content: bytes) -> None:
     (folder / "ddplaunch.toml").write_bytes(content)
     said = call("run", "2", *(["--profile", "big"] if b"profiles" in content else []), "--", "train.py")
     assert said.status == 2 and "nothing was launched" in said.err

@@ -15,12 +15,12 @@ from tests.ports import free_port
 LONG = "1" * 5000
 
 
-def refused(said: Said, status: int, words: str, place: Path) -> None:
+def refused(said: Said, status: int, words: str, place: Path, done: str = "launched") -> None:
     """Every refusal looks like this."""
     assert said.status == status, said.err
     assert said.err.startswith(("error[", "warning[")), said.err
     assert "\n  fix: " in said.err
-    assert "nothing was launched" in said.err
+    assert f"nothing was {done}" in said.err
     assert "Traceback" not in said.err and "bug in ddplaunch" not in said.err
     assert " ".join(words.split()) in " ".join(said.err.split()), said.err
     assert said.out == ""
@@ -63,7 +63,7 @@ def test_lines(call: Call, folder: Path, line: str, says: str) -> None:
         (folder / name).write_text("#!/bin/sh\n")
     (folder / "loop").symlink_to("loop")
     (folder / "folder").mkdir()
-    refused(call(*shlex.split(line)), 2, says, folder)
+    refused(call(*shlex.split(line)), 2, says, folder, "submitted" if line.startswith("submit") else "launched")
 
 
 def test_no_separator_and_no_script(call: Call, folder: Path) -> None:

@@ -10,43 +10,24 @@ from pathlib import Path
 import pytest
 
 from tests.cli.cli_calls import Call
+from tests.golden import sections
 
 
-@pytest.mark.parametrize(
-    ("words", "fixed"),
-    [
-        (["2", "train.py"], ["2", "--", "train.py"]),
-        (["train.py"], ["--", "train.py"]),
-        (["2", "my train.py", "--x"], ["2", "--", "my train.py", "--x"]),
-        (["2", "--lr=8", "--no-stacks", "t.py", "a b"], ["2", "--lr=8", "--no-stacks", "--", "t.py", "a b"]),
-        (
-            ["2", "--batch_size", "8", "--max_restarts=1", "t.py"],
-            ["2", "--batch_size", "8", "--max_restarts=1", "--", "t.py"],
-        ),
-        (["2", "-m", "train", "--x"], ["2", "--", "-m", "train", "--x"]),
-        (["2", "./tool", "x"], ["2", "--", "./tool", "x"]),
-        (["2", "sh", "-c", "true"], ["2", "--", "sh", "-c", "true"]),
-        (["2", "--data", "e.py", "train.py"], ["2", "--data", "e.py", "--", "train.py"]),
-        (["python3", "-u", "train.py"], ["--", "python3", "-u", "train.py"]),
-        (["torchrun", "train.py", "--x"], ["--", "train.py", "--x"]),
-        (["2", "torchrun", "train.py"], ["2", "--", "train.py"]),
-        (["2", "train.py", "--", "--note", "x"], ["2", "--", "train.py", "--note", "x"]),
-    ],
-)
-def test_the_corrected_command_runs_as_pasted(call: Call, folder: Path, words: list[str], fixed: list[str]) -> None:
+@pytest.mark.parametrize(("line", "corrected"), sections(Path(__file__).with_name("separators.txt")))
+def test_the_corrected_command_runs_as_pasted(call: Call, folder: Path, line: str, corrected: str) -> None:
+    """In ``separators.txt`` the command that is told stands below each line."""
     (folder / "my train.py").write_text((folder / "train.py").read_text())
     (folder / "t.py").touch()
     (folder / "e.py").write_text("A=1\n")
     (folder / "tool").write_text("#!/bin/sh\n")
     (folder / "tool").chmod(0o755)
-    said = call("run", *words)
+    said = call(*shlex.split(line))
     assert said.status == 2 and "error[separator-missing]" in said.err
     fix = re.search(r"fix: `(.*?)`\n", re.sub(r"\n {7}", " ", said.err), re.DOTALL)
     assert fix, said.err
-    pasted = shlex.split(fix[1])
-    assert pasted == ["ddplaunch", "run", *fixed]
-    corrected = call("run", "--dry-run", *pasted[2:])
-    assert corrected.status == 0, corrected.err
+    assert f"{fix[1]}\n" == f"ddplaunch {corrected}"
+    pasted = call("run", "--dry-run", *shlex.split(fix[1])[2:])
+    assert pasted.status == 0, pasted.err
 
 
 HOSTILE = ["--help", "-h", "--r=16", "--", "--batch-size", "3", "", " ", "a\n\udcff\x1b[31m", "{X}", "{{lr}}"]

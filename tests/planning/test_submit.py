@@ -126,33 +126,6 @@ def test_a_setup_line_that_fails_ends_the_job(call: Call, tmp_path: Path, progra
     assert not (tmp_path / "started").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--time", "tomorrow"), "`--time tomorrow`"),
-        (("--time", "0"), "no limit at all"),
-        (("--time", "10", "--grace", "600"), "not less than the time limit"),
-        (("--nodes", "0"), "`--nodes 0`"),
-        (("1x4", "--nodes", "2"), "contradicts 1 node from"),
-        (("--nnodes", "2:4"), "fixed number of nodes"),
-        (("8", "--gpus-per-node", "4"), "8 processes per node"),
-        (("--gpus", "0,1"), "--gpus-per-node N"),
-        (("--node-rank", "1"), "`--node-rank 1`"),
-        (("--mem", "lots"), "memory per node"),
-        (("--sbatch-arg", "--nodes=4"), "say it by the option of `ddplaunch submit`"),
-        (("--sbatch-arg", "-N4"), "say it by the option of `ddplaunch submit`"),
-        (("--sbatch-arg", "exclusive"), "not one option"),
-        (("--env", "WANDB_API_KEY=0123456789abcdef"), "`export WANDB_API_KEY`"),
-        (("--to", "pbs"), "`--to pbs`"),
-        (("--image", "a:b"), "is not an option for slurm"),
-    ],
-)
-def test_what_cannot_be_submitted_is_refused_with_what_to_type(call: Call, words: tuple[str, ...], said: str) -> None:
-    answer = call("submit", *words, "--", "train.py")
-    assert answer.status == 2 and answer.out == ""
-    assert said in " ".join(answer.err.split()) and "nothing was submitted" in answer.err
-
-
 def test_a_missing_script_and_a_missing_sbatch_are_findings(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "error[script-not-found]" in call("submit", "2", "--", "nowhere.py").err
     assert "error[script-missing]" in call("submit", "2").err

@@ -9,6 +9,7 @@ import pytest
 
 from ddplaunch.script.flow import UNREAD
 from ddplaunch.script.script_report import LOCAL_WORLD, WORLD, ScriptReport
+from tests.golden import sections
 from tests.script.test_declared import option, read
 
 
@@ -200,49 +201,11 @@ def test_what_several_options_could_mean_is_said(tmp_path: Path, flags: tuple[st
     assert report.ambiguous == ambiguous and [each.meaning for each in report.options] == [None, None]
 
 
-@pytest.mark.parametrize(
-    ("declaration", "meaning"),
-    [
-        ('"--warmup", type=int', "warmup_steps"),
-        ('"--warmup", default=500', "warmup_steps"),
-        ('"--warmup", type=float, default=0.1', "warmup_ratio"),
-        ('"--warmup", default=0.1', "warmup_ratio"),
-        ('"--warmup"', None),
-        ('"--gradient_accumulation_steps", type=int', "accum"),
-        ('"--batch-size", type=str', None),
-        ('"--batch-size", nargs="+", type=int', None),
-        ('"--lr", action="store_true"', None),
-        ('"-lr", type=float', "lr"),
-        ('"--warmup", type=int, help="epochs to warm up"', "warmup_epochs"),
-        ('"--warmup-steps", type=int, help="epochs, if the scheduler counts them"', "warmup_steps"),
-        ('"--warmup-epochs", type=float', "warmup_epochs"),
-        ('"--warmup-num-steps", type=float, default=0', None),
-        ('"--warmup-steps", type=float, default=0.1', "warmup_ratio"),
-        ('"--warmup", type=int, help="number of steps of an epoch"', "warmup_steps"),
-        ('"--warmup-ratio", type=float', "warmup_ratio"),
-        ('"--update_freq", type=int', "accum"),
-        ('"--accum-freq", type=int', "accum"),
-        ('"--batch", type=int, default=8', "batch_size"),
-        ('"--batch", default="first"', None),
-        ('"--per-rank-train-batch-size", type=int', "batch_size"),
-        ('"--train-bs-per-gpu", type=int', "batch_size"),
-        ('"--batch-per-device", default=4', "batch_size"),
-        ('"--overall_batch_size", type=int', "total_batch_size"),
-        ('"--train-lr", type=float', "lr"),
-        ('"--num-grad-acc-steps", type=int', "accum"),
-        ('"--grad-acc", type=int', "accum"),
-        ('"--acc-factor", type=int', None),
-        ('"--lr-num-warmup-iterations", type=int', "warmup_steps"),
-        ('"--test-batch-size", type=int', None),
-        ('"--lr-decay", type=float', None),
-        ('"--batch-norm", type=int', None),
-        ('"--batches", type=int', None),
-        ('"--batch-size", type=int, help="old name, do not use: --micro-batch-size"', None),
-        ('"--batch-size", type=int, help="Deprecated."', None),
-    ],
-)
-def test_names_and_units(tmp_path: Path, declaration: str, meaning: str | None) -> None:
-    assert read(tmp_path, script(f"p.add_argument({declaration})", "x = 1")).options[0].meaning == meaning
+@pytest.mark.parametrize(("declaration", "meaning"), sections(Path(__file__).with_name("names_and_units.txt")))
+def test_names_and_units(tmp_path: Path, declaration: str, meaning: str) -> None:
+    """In ``names_and_units.txt`` the meaning of an option stands below it, or None."""
+    report = read(tmp_path, script(f"p.add_argument({declaration})", "x = 1"))
+    assert f"{report.options[0].meaning}\n" == meaning
 
 
 def test_an_accumulation_that_follows_from_other_options_is_left_to_them(tmp_path: Path) -> None:
