@@ -17,7 +17,7 @@ from benchmarks.rounds import Launches, judge_launches, launches_text
 from ddplaunch import __version__
 from ddplaunch.explain.signatures import Tier, all_signatures
 from ddplaunch.machine.software import probe_plugin
-from tests.hosts.launching import clean_environment
+from tests.hosts.launching import clean_environment, run_and_read
 
 ROOT = Path(__file__).parents[1]
 
@@ -35,9 +35,7 @@ measure(warm, 1, os.environ, ("--no-such",))
 @pytest.mark.slow
 def test_a_launch_is_measured_and_one_that_fails_is_not() -> None:
     command = [sys.executable, "-c", IN_A_PROCESS_OF_ITS_OWN]  # it becomes the parent of all orphans
-    done = subprocess.run(
-        command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=240, check=False
-    )
+    done = run_and_read(command, ROOT, clean_environment())
     figures = json.loads(done.stdout)
     assert set(figures) == set(FIGURES) and all(figure > 0 for figure in figures.values())
     assert figures["first line"] <= figures["torch"] <= figures["ready"] < figures["wall"]

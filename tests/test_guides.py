@@ -11,18 +11,16 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from ddplaunch.cli.parsing.typed_words import parse_quickly
 from ddplaunch.planning.options import flags_of_options
 from tests.cli.cli_calls import Call
+from tests.hosts.launching import run_and_read
+from tests.machine.fake_nvml import FakeNvml
 
-if TYPE_CHECKING:
-    from tests.machine.fake_nvml import FakeNvml
-
-pytest_plugins = ("tests.machine.fake_nvml",)
 TESTS = Path(__file__).parent
 STANDINS = TESTS / "standins"
 SCRIPTS = TESTS.parent / "scripts"
@@ -195,16 +193,9 @@ def test_every_command_of_the_page_works(tmp_path: Path, fake_nvml: FakeNvml) ->
         behind = script or (["--", "train.py"] if own[0] == "plan" else [])
         lines.append((exported, [*own, *harmless, *(() if "--list" in harmless else behind)]))
     machine = fake_nvml.environment(8)
-    done = subprocess.run(
-        [sys.executable, "-c", ONE_AFTER_ANOTHER],
-        cwd=guide.folder,
-        env=guide.environment | {name: value for name, value in machine.items() if "NVML" in name or "LIBRARY" in name},
-        input=json.dumps(lines),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    gpus = {name: value for name, value in machine.items() if "NVML" in name or "LIBRARY" in name}
+    words = [sys.executable, "-c", ONE_AFTER_ANOTHER]
+    done = run_and_read(words, guide.folder, guide.environment | gpus, json.dumps(lines))
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(answers) == len(lines) > 30, done.stderr
     for (exported, words), (status, shown) in zip(lines, answers, strict=True):

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.hosts.launching import run_and_read
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -32,13 +34,8 @@ def program(path: Path, body: str) -> str:
 
 def ready(clone: Path, what: str, python: str = "python3") -> subprocess.CompletedProcess[str]:
     """Source venv.sh in ``clone`` as the two commands do."""
-    return subprocess.run(
-        ["sh", "-euc", '. scripts/venv.sh; ready_venv "$1"', "scripts/try.sh", what],
-        cwd=clone,
-        env=os.environ | {"PYTHON": python},
-        capture_output=True,
-        text=True,
-    )
+    words = ["sh", "-euc", '. scripts/venv.sh; ready_venv "$1"', "scripts/try.sh", what]
+    return run_and_read(words, clone, os.environ | {"PYTHON": python})
 
 
 @pytest.mark.parametrize(

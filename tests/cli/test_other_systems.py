@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.cli_calls import spawn
-from tests.hosts.launching import clean_environment
+from tests.hosts.launching import clean_environment, run_and_read
 from tests.machine.fake_nvml import FakeNvml
 from tests.records.fake_runs import outcome, record
 
@@ -32,16 +32,8 @@ ValueError: no such pet
 def on(system: str, folder: Path, lines: Sequence[str]) -> Callable[..., str]:
     """Have one interpreter read these command lines; return a function of a line and its status: what it printed."""
     words = [line.split() for line in lines]
-    ran = subprocess.run(
-        [sys.executable, str(OTHER), system, json.dumps(words)],
-        cwd=folder,
-        env=clean_environment(COLUMNS="100"),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    command = [sys.executable, str(OTHER), system, json.dumps(words)]
+    ran = run_and_read(command, folder, clean_environment(COLUMNS="100"))
     answers = dict(zip(lines, map(json.loads, ran.stdout.splitlines()), strict=True))
 
     def said(line: str, status: int = 0) -> str:

@@ -14,6 +14,7 @@ from ddplaunch import __version__
 from ddplaunch.cli.parsing.command import COMMANDS
 from ddplaunch.hosts.ssh import command
 from ddplaunch.values.variable_names import own_command
+from tests.hosts.launching import run_and_read
 
 PROGRAM = str(Path(sys.executable).with_name("ddplaunch"))
 # Names that the standard library and ddplaunch import early, in the child interpreters too.
@@ -29,15 +30,7 @@ def trapped(tmp_path: Path, words: list[str], **more: str) -> tuple[subprocess.C
         (folder / f"{name}.py").write_text(TRAP)
     log = tmp_path / "trapped"
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSAFEPATH")}
-    done = subprocess.run(
-        words,
-        cwd=folder,
-        env=environment | {"TRAPPED": str(log)} | more,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = run_and_read(words, folder, environment | {"TRAPPED": str(log)} | more)
     return done, log.read_text() if log.exists() else ""
 
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ddplaunch.checks.known_variables import GENERAL_PREFIXES, PREFIXES
 
@@ -54,6 +55,14 @@ def run_to_end(
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             return None, process.communicate()[0]
+
+
+def run_and_read(
+    words: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None, given: str = "", **more: Any
+) -> subprocess.CompletedProcess[str]:
+    """Return how ``words`` ended in ``folder``, with what they printed; ``given`` is what they can read."""
+    limits: dict[str, Any] = {"timeout": 300, "check": False, **more}
+    return subprocess.run(words, cwd=folder, env=environment, input=given, capture_output=True, text=True, **limits)
 
 
 FINISH_S = 150

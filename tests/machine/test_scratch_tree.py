@@ -17,7 +17,7 @@ import pytest
 from ddplaunch.machine import scratch_tree
 from ddplaunch.machine.scratch_tree import NOT_STARTED, changes_in, remove
 from ddplaunch.values.variable_names import own_command
-from tests.hosts.launching import clean_environment
+from tests.hosts.launching import clean_environment, run_and_read
 
 #: What training scripts do to files, each run in a folder of its own with the files of ``seeded``.
 KINDS = {
@@ -79,17 +79,8 @@ def run(
         for path in (folder, *folder.rglob("*")):
             os.chown(path, user, user, follow_symlinks=False)
     module = shutil.copy(scratch_tree.__file__, folder.parent)  # the other user cannot read where it is
-    return subprocess.run(
-        [python, module, *places, "--", python, "-c", program],
-        cwd=tree,
-        env=clean_environment(),
-        user=user,
-        group=user,
-        capture_output=True,
-        text=True,
-        input=said,
-        check=False,
-    )
+    words = [python, module, *places, "--", python, "-c", program]
+    return run_and_read(words, tree, clean_environment(), said, user=user, group=user)
 
 
 @pytest.fixture(params=["overlay", "copy"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from ddplaunch.script.read import read_script
 from ddplaunch.script.script_report import ScriptReport
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
+from tests.hosts.launching import run_and_read
 from tests.planning.test_script_numbers import NUMBERS
 
 FLAG = Source("flag")
@@ -258,10 +258,7 @@ GLOBALS = """
 
 def ran(folder: Path, args: tuple[str, ...]) -> object:
     """Return what the script itself prints for the arguments."""
-    done = subprocess.run(
-        [sys.executable, "train.py", *args], cwd=folder, capture_output=True, text=True, check=True, timeout=120
-    )
-    return json.loads(done.stdout)
+    return json.loads(run_and_read([sys.executable, "train.py", *args], folder, check=True).stdout)
 
 
 def test_module_level_names_are_overridden_behind_a_file_of_them(tmp_path: Path) -> None:
@@ -318,14 +315,8 @@ TWO_PARSERS = """
 def test_numbers_in_front_of_a_positional_of_an_earlier_parser_are_one_word_each(tmp_path: Path) -> None:
     write(tmp_path, {"train.py": TWO_PARSERS})
     found = launched(tmp_path, "a.py", "--cfg-options", "x=1").args
-    done = subprocess.run(
-        [sys.executable, "-c", dedent(TWO_PARSERS).replace("from transformers", "#"), *found],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
+    program = dedent(TWO_PARSERS).replace("from transformers", "#")
+    done = run_and_read([sys.executable, "-c", program, *found], tmp_path, check=True)
     assert done.stdout.split()[:2] == ["a.py", "--per_device_train_batch_size=8"]
 
 

@@ -21,6 +21,7 @@ import psutil
 
 from tests.agent.guarded import until
 from tests.conftest import skip
+from tests.hosts.launching import run_and_read
 from tests.ports import free_ports
 
 GPUS = 4
@@ -123,17 +124,8 @@ class Cluster:
         self, words: Sequence[str], cwd: Path, *, environment: Mapping[str, str] | None = None, timeout_s: float = 120
     ) -> subprocess.CompletedProcess[str]:
         """Run a program as a user of the cluster would."""
-        return subprocess.run(
-            list(words),
-            cwd=cwd,
-            env={**self.environment, **(environment or {})},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-        )
+        given = {**self.environment, **(environment or {})}
+        return run_and_read(words, cwd, given, errors="replace", timeout=timeout_s)
 
     def ddplaunch(self, *words: str, cwd: Path, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
         """Run ``python -m ddplaunch WORDS`` outside of any allocation."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.agent.plugin_runs import DEADLINE_S, Run, of_folder
-from tests.hosts.launching import clean_environment, ddplaunch
+from tests.hosts.launching import clean_environment, ddplaunch, run_and_read
 from tests.warm.programs import PROGRAMS, ROOT
 
 #: What differs and stays so; docs/warm-start.md says it.
@@ -106,9 +106,7 @@ def test_a_module_of_the_users_own_makes_the_start_cold(
     command = ddplaunch("run", "2", "--device", "cpu", "--no-checks", "--start", "warm", "--show", "all", "--")
     path = str(folder) if name == "sitecustomize" else ""
     env = clean_environment(COLUMNS="300", DDPLAUNCH_DIR=str(tmp_path / "runs"), PYTHONPATH=path)
-    done = subprocess.run(
-        [*command, "code/train.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=DEADLINE_S
-    )
+    done = run_and_read([*command, "code/train.py"], tmp_path, env, timeout=DEADLINE_S)
     assert done.returncode == 0 and "cold start: " in done.stderr and why in done.stderr, done.stderr
     assert sorted(line.partition("] ")[2] for line in done.stdout.splitlines()) == printed
 

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 import zipapp
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.agent.plugin_runs import DEADLINE_S
+from tests.hosts.launching import run_and_read
 from tests.warm.programs import PROGRAMS, ROOT, ends
 
 WAYS_TO_END = [name for name, value in vars(ends).items() if callable(value) and not isinstance(value, type)]
@@ -19,41 +19,17 @@ COMMANDS = [
     *(["ends.py", name] for name in WAYS_TO_END if name not in ("exits", "signalled")),
     *(["ends.py", "exits", code] for code in ends.CODES),
     *(["ends.py", "signalled", f"SIG{name}"] for name in ("INT", "TERM", "KILL", "SEGV", "HUP")),
-    ["./../programs/ends.py", "raises"],
-    ["-m", "package.module", "an argument"],
-    ["-m", "package.module", "fail"],
-    ["-m", "package.module", "exit"],
-    ["-m", "package.missing"],
-    ["-m", "package.relative"],
-    ["-m", "package", "argument"],
-    ["package/relative.py"],
-    ["folder", "argument"],
-    ["folder", "fail"],
-    ["broken_syntax.txt"],
-    ["with_bom.txt"],
-    ["in_latin.txt"],
-    ["in_no_encoding.txt"],
-    ["program.zip", "argument"],
-    ["nowhere.py"],
+    *(["-m", "package.module", argument] for argument in ("an argument", "fail", "exit")),
+    *(["-m", "package.missing"], ["-m", "package.relative"], ["-m", "package", "argument"], ["package/relative.py"]),
+    *(["./../programs/ends.py", "raises"], ["folder", "argument"], ["folder", "fail"], ["program.zip", "argument"]),
+    *([name] for name in ("broken_syntax.txt", "with_bom.txt", "in_latin.txt", "in_no_encoding.txt", "nowhere.py")),
 ]
 
 
 def _run(folder: Path, commands: list[list[str]], *preload: str, **changes: str) -> dict[str, Any]:
-    result = subprocess.run(
-        [sys.executable, "-u", str(ROOT / "tests/warm/both_ways.py"), str(folder), *preload],
-        cwd=PROGRAMS,
-        env={
-            **os.environ,
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{PROGRAMS}",
-            "PYTHONFAULTHANDLER": "1",
-            "COLUMNS": "80",
-            **changes,
-        },
-        input=json.dumps(commands),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
+    words = [sys.executable, "-u", str(ROOT / "tests/warm/both_ways.py"), str(folder), *preload]
+    given = {"PYTHONPATH": f"{ROOT}{os.pathsep}{PROGRAMS}", "PYTHONFAULTHANDLER": "1", "COLUMNS": "80"}
+    result = run_and_read(words, PROGRAMS, os.environ | given | changes, json.dumps(commands), timeout=DEADLINE_S)
     assert result.returncode == 0, result.stderr
     answers: dict[str, Any] = json.loads(result.stdout)
     return answers
@@ -140,13 +116,8 @@ def test_a_thread_of_a_preloaded_module_makes_the_start_cold(tmp_path: Path) -> 
     ("number", "which", "why"), [("SIGKILL", 0, ""), ("SIGKILL", 1, ""), ("SIGSTOP", 1, "timed out")]
 )
 def test_a_rank_starts_cold_where_the_process_that_was_forked_for_it_is_lost(number: str, which: int, why: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-u", str(PROGRAMS / "loses_spare.py"), number, str(which)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
+    words = [sys.executable, "-u", str(PROGRAMS / "loses_spare.py"), number, str(which)]
+    done = run_and_read(words, PROGRAMS, os.environ | {"PYTHONPATH": str(ROOT)}, timeout=DEADLINE_S)
     *ranks, ends, left = done.stdout.splitlines()
     assert sorted(ranks) == (["0 0", "0 1"] if which == 0 else ["0 1", "1 0"]), done
     assert ends.startswith("[0, 0] cold start: the process that was forked for a rank was lost: ") and why in ends
