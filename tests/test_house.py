@@ -41,6 +41,8 @@ MOST_TOKENS = {
 NO_ROOMS = ("ddplaunch.__main__", "ddplaunch.examples")  # as in the contract of import-linter
 MOST_TRACKED_BYTES = 6_000_000
 MOST_WORDS = 15_000  # of docs/**/*.md
+#: Of all Python below tests/, blank ones too. Rows that are text stand in a file beside the test.
+MOST_LINES_OF_TESTS = 35_000
 MOST_CHILDREN, MOST_MODULES, MOST_WITH_ONE_IMPORTER, MOST_LINES = 16, 290, 90, 600
 
 
@@ -128,6 +130,12 @@ def test_the_repository_is_light() -> None:
 def test_the_documentation_is_read_in_an_hour() -> None:
     words = {path.name: len(path.read_text(encoding="utf-8").split()) for path in (ROOT.parent / "docs").rglob("*.md")}
     assert sum(words.values()) <= MOST_WORDS, f"say once what two pages say: {words}"
+
+
+def test_tests_are_no_longer_than_one_reads() -> None:
+    lines = sum(path.read_bytes().count(b"\n") for path in (ROOT.parent / "tests").rglob("*.py"))
+    print("lines of tests left:", MOST_LINES_OF_TESTS - lines)
+    assert lines <= MOST_LINES_OF_TESTS, "let what two tests assert go out of one, and rows of one shape into a table"
 
 
 def test_modules_are_few_and_shared() -> None:
