@@ -8,7 +8,6 @@ from ddplaunch.explain.decide.choose import BareExit, with_last_words
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.prefixes import NOBODY, Speaker
 from ddplaunch.explain.read.trailer import RankExit
-from tests.explain.logs import ended, lost, raised, recorded, told
 
 ERROR = "error: no quota left"
 
@@ -62,31 +61,3 @@ def test_last_words_count_less_where_there_is_no_record_or_another_rank_is_lost(
     assert said(["bye", ERROR], seen=False) == f"+{ERROR}"
     assert said(["bye", *["x"] * 39, ERROR, "later"], seen=False) == "x", "only what stands above its report"
     assert said([ERROR, *["x y"] * 10, ERROR]).startswith(f"+{ERROR}"), "the guard reports when all was read"
-
-
-LATE = "torch.distributed.DistNetworkError: The client socket has timed out after 6000ms while connecting to (a, 1)."
-IN_THREAD = "Exception in thread T:\n" + raised(None, "KeyError: 'q'")
-WARNED = "[W1102 10:00:00.1 pair.cc:1] Connection closed by peer [10.0.0.7]:4411\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "status", "code", "rank"),
-    [
-        (lost(1), 1, "rank-left-early", 0),
-        (lost(1), "SIGABRT", "rank-left-early", 0),
-        (lost(1), "SIGKILL", "killed", 1),
-        (raised(1, "ZeroDivisionError: division by zero"), 1, "script-exception", 1),
-        (raised(1, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB."), 1, "cuda-out-of-memory", 1),
-        ("metrics are below the floor\n", 3, "script-exception", 1),
-        (lost(1), "SIGSEGV", "segmentation-fault", 1),
-        (raised(1, LATE), 1, "rank-left-early", 0),
-        (lost(1) + IN_THREAD, 1, "script-exception", 1),
-        (WARNED, 1, "unknown", 1),
-        ("", 1, "unknown", 1),
-    ],
-)
-def test_who_left_early_is_the_cause_of_a_rank_that_only_waited(
-    text: str, status: int | str, code: str, rank: int
-) -> None:
-    found = recorded(("the last epoch\n", ended(0, 0, 9.0)), (text, ended(1, status, 11.0)), ("", told(2)))
-    assert (found.code, found.rank) == (code, rank)

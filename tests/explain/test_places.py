@@ -74,9 +74,10 @@ def test_threads_are_read_from_the_last_dump_with_the_main_one_first() -> None:
         'Thread 0x1 [pool] (most recent call first):\n  File "/w/a.py", line {} in f\n  File "/w/a.py", line ??? in g\n'
     )
     dump += 'words\n  File "/w/b.py", line 1 in of_nobody\n'
-    dump += "Current thread 0x2 (most recent call first):\n  <no Python frame>\n"
+    dump += "Current thread 0x2 [python] (most recent call first):\n  <no Python frame>\n  ...\n\n"
     main, pool = from_faulthandler(dump.format(3) + dump.format(4))
-    assert main == ThreadStack("", ()) and pool.name == "pool"
+    assert (main, pool.name) == (ThreadStack("python", ()), "pool")
+    assert from_faulthandler("Traceback (most recent call last):\n") == ()
     assert pool.frames == (Frame("/w/a.py", 4, "f"), Frame("/w/a.py", 0, "g"))
 
 

@@ -219,23 +219,6 @@ def test_a_rank_that_left_with_status_0_is_the_cause_for_those_who_wait(
     assert found.evidence[0].file == "rank-1.err"
 
 
-FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        ('RuntimeError: failed: "slurmstepd: error: Detected 1 oom_kill event in StepId=1"', "script-exception"),
-        (FULL, "cuda-out-of-memory"),
-        ("RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB", "cuda-out-of-memory"),
-        ("ValueError: Default process group has not been initialized", "process-group-not-initialized"),
-    ],
-)
-def test_what_an_exception_only_mentions_is_not_its_cause(error: str, code: str) -> None:
-    found = recorded((raised(0, error), ended(0, 1)), ("", told(1)))
-    assert (found.code, found.rank) == (code, 0)
-
-
 def test_status_255_is_known_as_minus_one() -> None:
     for text in ("done with it\n", "error: no such dataset\n"):
         assert "sys.exit(-1)" in recorded(("", told(0)), (text, ended(1, 255))).why
@@ -370,6 +353,10 @@ def test_stacks_of_a_crash_are_no_last_words() -> None:
     assert telling(raises) == raises
 
 
+FULL = "torch.OutOfMemoryError: CUDA out of memory."
+UNMET = "torch.distributed.DistNetworkError: The client socket has timed out after 6000ms while connecting to (a, 1)."
+IN_THREAD = "Exception in thread T:\n" + raised(None, "KeyError: 'q'")
+WARNED = "[W1102 10:00:00.1 pair.cc:1] Connection closed by peer [10.0.0.7]:4411\n"
 RESET = "ConnectionResetError: [Errno 104] Connection reset by peer"
 BUS = "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).\n\n"
 SPAWNED = raised(1, "torch.multiprocessing.spawn.ProcessRaisedException: ")
@@ -379,6 +366,29 @@ LEFT = [("", ended(0, 0, 9.0)), ("", ended(1, 0, 9.1))]
 TWO = {"plan": {"numbers": {"world_size": {"value": 2}}}}
 NO_FRAME = "\n\nThread 0x00007f1ad33136c0 (most recent call first):\n  <no Python frame>\n\n"
 ALL_THREADS = FATAL.format("Floating point exception").replace("\n\n", NO_FRAME, 1)
+
+
+#: What a rank printed and how it ended after rank 0 had left with status 0, and who is blamed.
+AFTER_IT_LEFT: list[tuple[str, int | str, str, int]] = [
+    (lost(1), 1, "rank-left-early", 0),
+    (lost(1), "SIGABRT", "rank-left-early", 0),
+    (lost(1), "SIGKILL", "killed", 1),
+    (raised(1, "ZeroDivisionError: division by zero"), 1, "script-exception", 1),
+    (raised(1, f"{FULL} Tried to allocate 2 GiB."), 1, "cuda-out-of-memory", 1),
+    ("metrics are below the floor\n", 3, "script-exception", 1),
+    (lost(1), "SIGSEGV", "segmentation-fault", 1),
+    (raised(1, UNMET), 1, "rank-left-early", 0),
+    (lost(1) + IN_THREAD, 1, "script-exception", 1),
+    (WARNED, 1, "unknown", 1),
+    ("", 1, "unknown", 1),
+]
+#: What an exception only mentions is not its cause.
+MENTIONED = {
+    'RuntimeError: failed: "slurmstepd: error: Detected 1 oom_kill event in StepId=1"': "script-exception",
+    f"{FULL} Tried to allocate 2.00 GiB.": "cuda-out-of-memory",
+    "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB": "cuda-out-of-memory",
+    "ValueError: Default process group has not been initialized": "process-group-not-initialized",
+}
 
 
 @pytest.mark.parametrize(
@@ -404,6 +414,11 @@ ALL_THREADS = FATAL.format("Floating point exception").replace("\n\n", NO_FRAME,
         ([(raised(0, RESET), ended(0, 1, 5.6)), ("", ended(1, "SIGKILL"))], {}, "killed", 1, ""),
         # one that left in silence is named beside those that complain
         ([("", ended(0, 1)), (lost(1), ended(1, 1, 5.4))], {}, "unknown", 0, "rank 0 ended with exit code 1"),
+        *(([(raised(0, error), ended(0, 1)), ("", told(1))], {}, code, 0, "") for error, code in MENTIONED.items()),
+        *(
+            ([("the last epoch\n", ended(0, 0, 9.0)), (text, ended(1, end, 11.0)), ("", told(2))], {}, code, rank, "")
+            for text, end, code, rank in AFTER_IT_LEFT
+        ),
     ],
 )
 def test_a_record_names_the_cause(

@@ -19,7 +19,7 @@ from ddplaunch.agent.rank_site import taking_part
 from ddplaunch.explain.decide.flight import Flight
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence, Frame
 from ddplaunch.explain.stacks.hang import IMPORTED_ANEW, NoProgress, hang_diagnosis, located, with_ended_parts
-from ddplaunch.explain.stacks.parse import RankStack, ThreadStack, calls_of, from_faulthandler, groups, place_of
+from ddplaunch.explain.stacks.parse import RankStack, ThreadStack, calls_of, groups, place_of
 from ddplaunch.hosts.local.rank_stacks import SIGNAL, LiveRank, take_stacks
 from ddplaunch.machine.processes.process_table import read_process
 from ddplaunch.ui.explain_view import stack_text
@@ -297,15 +297,6 @@ def test_a_collective_that_failed_says_what_kept_the_rank_that_did_not_join() ->
     assert "`if` on the rank" in elsewhere.fixes[0]
     starts = located(found, [rank(0, *ALL_REDUCE), rank(1, line=41, kernel="do_wait")], None)
     assert "waits for a program that it has started" in starts.why
-
-
-def test_the_last_dump_of_several_counts() -> None:
-    one = 'Thread 0x1a (most recent call first):\n  File "/b.py", line 1 in f\n\n'
-    one += "Current thread 0x2b [python] (most recent call first):\n"
-    text = one + '  File "/a.py", line 3 in <module>\n' + one + '  File "/a.py", line 4 in <module>\n  ...\n\n'
-    main, other = from_faulthandler(text)
-    assert main.frames == (Frame("/a.py", 4, "<module>"),) and other.frames == (Frame("/b.py", 1, "f"),)
-    assert from_faulthandler("Traceback (most recent call last):\n") == ()
 
 
 # Each says that it is up where it stays.

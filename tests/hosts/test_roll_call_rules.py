@@ -76,17 +76,9 @@ def test_what_proves_nothing_is_not_read(line: bytes) -> None:
     assert words.unsealed(line, SECRET, "hello", "n") is None
 
 
-_WRONG: dict[str, list[Any]] = {
-    "node_rank": [True, -1],
-    "host": [3],
-    "launch": [{"a": 1}, None, {"NPROC": "x" * 9999}],
-    "pid": [1e9],
-    "script": [1],
-    "clock_s": [float("nan"), -1.0],
-    "started_s": [1e300],
-    "ddplaunch": ["x" * 9999],
-    "arguments": ["x" * 9999],
-}
+_WRONG: dict[str, list[Any]] = {"node_rank": [True, -1], "pid": [1e9], "clock_s": [float("nan"), -1.0]}
+_WRONG |= {"launch": [{"a": 1}, None, {"NPROC": "x" * 9999}], "started_s": [1e300]}
+_WRONG |= {"host": [3], "script": [1], "ddplaunch": ["x" * 9999], "arguments": ["x" * 9999]}
 
 
 def test_hellos_and_verdicts_that_are_none() -> None:

@@ -33,9 +33,7 @@ TYPED = (
     f"host=db password={SECRET} dbname=runs",
     json.dumps({"password": SECRET, "lr": 1}),
     f"it's 'quoted' --token {SECRET}",
-    "",
-    "--epochs",
-    "3",
+    *("", "--epochs", "3"),
 )
 
 
@@ -51,13 +49,8 @@ def sample() -> Launch:
 
 
 FINDING = warning("gpu-busy", f"GPU 0 is held by `x.py --api-key {SECRET}`", why=f"password={SECRET}", fix="f")
-GIVEN: dict[str, Any] = {
-    "terminal": Terminal(80),
-    "findings": (FINDING,),
-    "facts": facts(),
-    "record": "x",
-    "verbose": True,
-}
+GIVEN: dict[str, Any] = {"terminal": Terminal(80), "findings": (FINDING,), "facts": facts()}
+GIVEN |= {"record": "x", "verbose": True}
 SHOWS_A_LAUNCH = [
     (module, name)
     for module in (launch_view, plan_view, shell)

@@ -13,45 +13,20 @@ from ddplaunch.records.directory import note_path
 from ddplaunch.watch.observed import Observed, differences, look, losses
 
 PLAN = {"world_size": 2, "nproc": 2, "batch_size": 8, "accum": 1, "global_batch_size": 16, "lr": 0.02, "lr_factor": 2.0}
-LOADER = {
-    "batch_size": 8,
-    "sampler": "torch.DistributedSampler",
-    "batch_sampler": "torch.BatchSampler",
-    "replicas": 2,
-    "replica": 0,
-    "dataset": "Words",
-    "samples": 100,
-    "batches": [[1, 1], [2, 1], [3, 1], [4, 1]],
-}
-OPTIMIZER = {
-    "kind": "SGD",
-    "steps": 4,
-    "lr": [0.02],
-    "rates": [0.02] * 4,
-    "initial_lr": [None],
-    "max_lr": [None],
-    "steady": True,
-    "restored": False,
-}
+LOADER: dict[str, Any] = {"sampler": "torch.DistributedSampler", "batch_sampler": "torch.BatchSampler"}
+LOADER |= {"batch_size": 8, "dataset": "Words", "samples": 100, "replicas": 2, "replica": 0}
+LOADER["batches"] = [[1, 1], [2, 1], [3, 1], [4, 1]]
+OPTIMIZER: dict[str, Any] = {"kind": "SGD", "steps": 4, "steady": True, "restored": False}
+OPTIMIZER |= {"lr": [0.02], "rates": [0.02] * 4, "initial_lr": [None], "max_lr": [None]}
 
 
 def note(rank: int, loader: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     """What a rank of a healthy training of two notes, with ``changes``; ``optimizer`` changes its first optimizer."""
     optimizer = {**OPTIMIZER, **changes.pop("optimizer", {})}
-    return {
-        "schema": 1,
-        "rank": rank,
-        "world_size": 2,
-        "over": True,
-        "steps": 4,
-        "process_group": {"size": 2, "backend": "gloo"},
-        "others": [],
-        "ddp": True,
-        "optimizers": [optimizer, *changes.pop("more", [])],
-        "loaders": [{**LOADER, "replica": rank, **(loader or {})}],
-        "passes": [],
-        **changes,
-    }
+    loaders = [{**LOADER, "replica": rank, **(loader or {})}]
+    known = {"schema": 1, "rank": rank, "world_size": 2, "over": True, "steps": 4, "others": [], "passes": []}
+    known |= {"process_group": {"size": 2, "backend": "gloo"}, "ddp": True, "loaders": loaders}
+    return {**known, "optimizers": [optimizer, *changes.pop("more", [])], **changes}
 
 
 def both(loader: dict[str, Any] | None = None, **changes: Any) -> list[dict[str, Any]]:
