@@ -79,7 +79,7 @@ def run(
         for path in (folder, *folder.rglob("*")):
             os.chown(path, user, user, follow_symlinks=False)
     module = shutil.copy(scratch_tree.__file__, folder.parent)  # the other user cannot read where it is
-    words = [python, module, *places, "--", python, "-c", program]
+    words = [python, str(module), *places, "--", python, "-c", program]
     return run_and_read(words, tree, clean_environment(), said, user=user, group=user)
 
 
