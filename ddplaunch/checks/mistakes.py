@@ -131,8 +131,8 @@ def script_arguments(script: ScriptReport, launch: Launch) -> Findings:
     option or value that the finding proposes, the script's own `--help`, or the option before `--`.
     """
     options, target = script.options, launch.target
-    if target is None or script.unread or not (script.complete or options):
-        return
+    if target is None or script.unread or not (script.complete or any(option.at.line for option in options)):
+        return  # or all were named by the user alone
     certain = script.complete and {option.parser for option in options} == {"argparse"}
     words = target.args[: [*target.args, "--"].index("--")]
     flags = ["--help", "--version", *(flag for option in options for flag in option.flags)]

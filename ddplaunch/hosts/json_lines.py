@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 #: Precedes a host's first message, because a shell's start-up files may print too.
-GREETING = b"\0ddplaunch-host-2\n"
+GREETING = b"\0ddplaunch-host-3\n"
 OF_SSH = 255  # ssh's own exit status
 _READ = 1 << 16
 

@@ -93,6 +93,7 @@ def on_cpu(kind: SourceKind) -> Launch:
 
 OPTIONS = tuple(DeclaredOption((flag,), HERE) for flag in ("--batch-size", "--lr", "-v"))
 READ, PART = healthy_script(options=OPTIONS), healthy_script(options=OPTIONS, complete=False)
+NAMED_ALONE = replace(PART, options=(replace(OPTIONS[0], at=DeclaredAt("train.py", 0)),))
 BARE, UNREAD = healthy_script(options=()), healthy_script(options=(), complete=False)
 FIRE = healthy_script(options=(*OPTIONS, DeclaredOption(("--x",), HERE, parser="fire")))
 
@@ -136,6 +137,7 @@ CASES = (
     silent("script-arguments", launch=given("--epochs ten"), script=replace(TYPED, complete=False)),
     silent("script-arguments", launch=given("--zebra"), script=FIRE),
     silent("script-arguments", launch=given("--accum 2"), script=UNREAD),
+    silent("script-arguments", launch=given("--accum 2"), script=NAMED_ALONE),
     silent("script-arguments", launch=given("--dry-run"), script=healthy_script(options=OPTIONS, unread=HERE)),
     fires("script-arguments", "put `--dry-run` before `--`", "warning", launch=given("--dry-run"), script=PART),
     fires("script-arguments", "put `--accum` before `--`", "warning", launch=given("--accum=2"), script=BARE),
