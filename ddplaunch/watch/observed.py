@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,8 @@ from ddplaunch.records.find import read_run
 from ddplaunch.records.json_files import objects, read_object
 from ddplaunch.values.finding import Finding, warning
 from ddplaunch.values.variable_names import PLAN
-from ddplaunch.values.words import count
+from ddplaunch.values.words import count, ranks_text
+from ddplaunch.watch.phases import read_phases
 from ddplaunch.watch.sharing import (
     Note,
     Plan,
@@ -81,12 +83,22 @@ def look(attempt: str, ranks: Sequence[int], environ: Mapping[str, str], ignored
 
 
 def losses(attempt: str) -> Iterator[Finding]:
-    """Yield a warning if rank 0 of the folder ``attempt`` ended with losses that are not finite."""
+    """Yield a warning if rank 0 of the folder ``attempt`` ended with losses that are not finite.
+
+    With ``--phases`` it names the ranks whose gradients were the first.
+    """
     from ddplaunch.explain.explain_logs import explain_texts
 
     for path in Path(attempt).glob("rank-0.???"):
         if re.search(rb"(?i)loss.*\b(?:nan|inf)\b", read_end(path, 16_384)):  # only then all of it is read
-            yield from explain_texts([LogSource(path.name, path)]).warnings
+            since = {rank: file.facts.get("not_finite_since") or 0 for rank, file in read_phases(Path(attempt)).items()}
+            first = min(filter(None, since.values()), default=0)
+            ranks = [rank for rank, step in since.items() if step == first]
+            for finding in explain_texts([LogSource(path.name, path)]).warnings:
+                if first and len(ranks) < len(since):  # later all have them, by the weights that they share
+                    gradients = f"{ranks_text(ranks)} had the first gradients that are no numbers, in step {first}"
+                    finding = replace(finding, why=f"{gradients}; {finding.why}")
+                yield finding
 
 
 def _ways(run: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class StepLine(NamedTuple):
 
 
 class RankFile(NamedTuple):
-    """A rank's file so far. ``facts`` are world_size, device, threads, loader, gradient_bytes."""
+    """A rank's file so far. ``facts`` are world_size, device, threads, loader, gradient_bytes, not_finite_since."""
 
     facts: Mapping[str, Any]
     lines: tuple[StepLine, ...]

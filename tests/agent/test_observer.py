@@ -199,3 +199,33 @@ def test_a_launch_says_where_it_does_not_train_as_planned_while_it_trains_and_th
     late, other = (sum(line.data_s or 0 for line in files[rank].lines) for rank in (1, 0))
     assert late > 2 * other
     assert sum(line.comm_s or 0 for line in files[0].lines) > 2 * sum(line.comm_s or 0 for line in files[1].lines)
+
+
+#: The batch of one rank has no number in its third step; the weights of all have none after it.
+BAD_BATCH = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(1, 7):
+    batch = torch.ones(2, 4)
+    if step == 3 and dist.get_rank() == 1:
+        batch[0, 0] = float("nan")
+    loss = model(batch).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print("loss", loss.item())
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_the_rank_with_the_first_gradient_that_is_no_number_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(BAD_BATCH)
+    command = ddplaunch("run", "2", *ANYWHERE, "--phases", "--", "train.py")
+    done = subprocess.run(command, cwd=tmp_path, env=clean_environment(NO_COLOR="1"), capture_output=True, text=True)
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 0 and "warning[not-a-number]: the loss is not a number from `loss nan` on" in said, said
+    assert "rank-0.out:4 why: rank 1 had the first gradients that are no numbers, in step 3; nothing" in said, said

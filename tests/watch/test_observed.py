@@ -323,3 +323,11 @@ def test_losses_that_are_not_finite_at_the_end_are_a_warning_of_rank_0_alone(tmp
         (tmp_path / "rank-0.err").write_text(err)
         (tmp_path / "rank-1.out").write_text(bad)
         assert [found.code for found in losses(str(tmp_path))] == ["not-a-number"] * warned
+    (tmp_path / "rank-0.out").write_text(bad)
+    for since, first in (((7, 6), "rank 1"), ((None, 9), "rank 1"), ((6, 6), ""), ((None, None), ""), ((2,), "")):
+        for rank, step in enumerate(since):
+            (tmp_path / f"rank-{rank}.phases.jsonl").write_text(f'{{"not_finite_since": {json.dumps(step)}}}\n')
+        if len(since) == 1:
+            (tmp_path / "rank-1.phases.jsonl").unlink()
+        (found,) = losses(str(tmp_path))
+        assert found.why.startswith(f"{first} had the first gradients" if first else "nothing in the script"), since

@@ -97,6 +97,8 @@ class _Rank:
         self._wrapped: list[Any] = []
         self._comm = Communication(self._wrapped)
         self._memory: Memory | None = None
+        self._norms: list[tuple[int, Any]] = []  # of gradients, by step
+        self._not_finite_since: int | None = None
         self._due_s = 0.0
         os.register_at_fork(after_in_child=self._end)  # in DataLoader workers and other forks
 
@@ -277,12 +279,29 @@ class _Rank:
         else:
             parameters = [each for group in optimizer.param_groups for each in group["params"][:1]]
             self._comm.on_gpu = any(each.device.type == "cuda" for each in parameters)
+            for one in [each for each in parameters if each.requires_grad][:1]:  # it comes last
+                one.register_hook(self._gradient)
         if self._comm.on_gpu:
             self._timeline = Timeline(Events(torch.cuda))
             self._over[0][2] = self._timeline.clock.stamp()
             self._timeline.turn(REST)
         about = {"world_size": int(os.environ.get("WORLD_SIZE", 1)), "threads": torch.get_num_threads(), **self._about}
         self._lines.fact({"schema": 1, "device": "cuda" if self._comm.on_gpu else "cpu", **about})
+
+    def _gradient(self, gradient: Any) -> None:
+        """Keep the norm of a gradient of this rank's own batch, not yet averaged; a GPU sends it in its own time."""
+        import torch
+
+        # the norm of a tensor that several ranks hold would be a collective
+        if self._off or torch.compiler.is_compiling() or type(gradient) is not torch.Tensor:
+            return
+        if gradient.is_cuda and torch.cuda.is_current_stream_capturing():
+            return
+        try:
+            norm = torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32).to("cpu", non_blocking=True)
+        except Exception:  # of a sparse or complex one
+            return
+        self._norms.append((self._steps + 1, norm))
 
     def _tell(self, name: str, value: Any) -> None:
         """Write a fact once; before the first step, keep the latest value, which is written at that step."""
@@ -306,6 +325,12 @@ class _Rank:
             hidden = min(comm - waited_outside, backward)  # communication during the measured backward time
             backward, comm = backward - hidden, waited_outside + hidden
         self._tell("gradient_bytes", self._comm.bytes)
+        while self._norms and self._norms[0][0] <= step:
+            number, norm = self._norms.pop(0)
+            since = None if float(norm) < float("inf") else self._not_finite_since or number
+            if since != self._not_finite_since:
+                self._not_finite_since = since
+                self._lines.fact({"not_finite_since": since})
         if self._memory is None:
             self._memory = Memory(self._comm.on_gpu)
             self._tell("memory_limit_bytes", self._memory.limit_bytes())
