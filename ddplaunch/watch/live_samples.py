@@ -169,7 +169,7 @@ def name_late_host(launched: Launched, say: Callable[[str], None]) -> None:
     while not late:
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _SELDOM_S)
-        with suppress(RefusedError), EachHost(launched, "top", "--json") as hosts:
+        with suppress(RefusedError, OSError), EachHost(launched, "top", "--json") as hosts:
             watched = Watched(samples_of_hosts(hosts, 1.0))
             for _ in range(_LOOKS):
                 watched.look()

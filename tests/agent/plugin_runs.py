@@ -133,6 +133,8 @@ class Run:
         """Wait for the end, keep what was printed, and return the exit status."""
         out, err = self.process.communicate(timeout=DEADLINE_S)
         self.out, self.err = (text.decode("utf-8", "backslashreplace") if text else "" for text in (out, err))
+        for path in self.record.glob("node-*/launcher.err"):  # another one would have gone on without a word
+            assert b"the guard failed" not in path.read_bytes(), path.read_text()
         return self.process.returncode
 
     @property
