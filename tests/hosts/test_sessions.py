@@ -144,7 +144,8 @@ def test_one_problem_of_several_hosts_is_one_finding() -> None:
     assert [each.where for each in found] == [("a", "gpu-b"), ("c",), ("d e",)]
     assert found[0].what == "a and gpu-b refused this user"
     assert found[0].fix == (
-        "`for host in a gpu-b; do ssh-copy-id $host; done`, or `ssh-add` for a key with a passphrase; then "
+        "`for host in a gpu-b; do ssh-copy-id $host; done`, or its jump host where ssh names that one; `ssh-add` for a "
+        "key with a passphrase; then "
         "`for host in a gpu-b; do ssh $host true; done` works; if it does not, `sudo journalctl -u ssh -n 20` there "
         "says why"
     )
