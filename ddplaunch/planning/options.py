@@ -184,6 +184,9 @@ class Options:
     max_restarts: Resolved[int] | None = _integer(
         ENVIRONMENT, "Restarts of the ranks after a failure [0].", read_count, "3"
     )
+    restart_always: Resolved[bool] | None = _switch(
+        ENVIRONMENT, "Restart as torchrun does, also after what would fail alike, such as a missing module.", "switch"
+    )
     grace_s: Resolved[float] | None = _flag(
         ENVIRONMENT,
         "Time that ranks get to save when they are told to end [30s].",

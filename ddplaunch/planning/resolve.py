@@ -325,7 +325,7 @@ def _others(topology: Topology) -> str:
 #: Options that have the same names in ``Settings``.
 _AS_SAID = (
     *("verbose", "timeout_s", "hang_timeout_s", "on_hang", "stacks", "log_max_bytes", "phases", "memory_bytes"),
-    *("grace_s", "max_restarts", "observe", "prove", "quiet"),
+    *("grace_s", "max_restarts", "restart_always", "observe", "prove", "quiet"),
 )
 
 

@@ -40,6 +40,8 @@ class Settings(NamedTuple):
     #: How long ranks may take to end after SIGTERM; the default is torchrun's.
     grace_s: float = 30.0
     max_restarts: int = 0
+    #: Restart after failures that a restart cannot help, too.
+    restart_always: bool = False
     #: How long the run may take, how long it may stand still, and what happens when it stands still longer.
     timeout_s: float | None = None
     hang_timeout_s: float | None = None

@@ -332,7 +332,7 @@ def test_attempt_that_is_followed_by_another(settings: Settings) -> None:
     ],
 )
 def test_which_failures_a_restart_cannot_help(
-    last: str, noted: bool, changes: dict[str, Any], final: bool, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    last: str, noted: bool, changes: dict[str, Any], final: bool, settings: Settings
 ) -> None:
     files = Path(f"{settings.node_directory}/attempt-0")
     (files / "rank-1.out").write_text(TRACEBACK.replace("ValueError: bad batch", last))
@@ -342,8 +342,7 @@ def test_which_failures_a_restart_cannot_help(
     assert found is final and text.rstrip().endswith("restarts it)" if final else "; restarting"), text
     alone = replace(two_ranks(), unwritten={"node-0/attempt-0/rank-1.out": last.encode()})
     assert attempt_ended(Settings(), alone)[1] is False, "without a record nobody knows whether it has trained"
-    monkeypatch.setenv("DDPLAUNCH_RESTART_ALWAYS", "1")
-    assert attempt_ended(settings, two_ranks())[1] is False
+    assert attempt_ended(settings._replace(restart_always=True), two_ranks())[1] is False
 
 
 def test_a_run_that_somebody_stopped_is_no_error() -> None:

@@ -62,7 +62,7 @@ def test_plugin_gets_its_settings() -> None:
     shared = {field.name for field in fields(Options)} & {*Settings._fields} - of_their_own
     options = Options(**{name: Resolved(name, Source("flag")) for name in shared})  # type: ignore[arg-type]
     found = plugin_settings(options, Settings())._asdict()
-    assert len(shared) == 12 and {name: found[name] for name in shared} == {name: name for name in shared}
+    assert len(shared) == 13 and {name: found[name] for name in shared} == {name: name for name in shared}
     for proves in (False, True):
         unobserved = Options(observe=Resolved(False, Source("flag")), prove=Resolved(proves, Source("flag")))
         assert plugin_settings(unobserved, Settings()).observe is proves, "the observer begins what proves"

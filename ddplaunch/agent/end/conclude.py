@@ -35,8 +35,6 @@ _LINES = 20
 _HEARS_S = 10.0  # a failed node explains its failure before it tells the others
 _TELLS_S = 3.0  # it has told them before srun ends them
 _LINE_CHARS = 500
-#: The variable that keeps torchrun's way: every failure is followed by a restart.
-RESTART_ALWAYS = "DDPLAUNCH_RESTART_ALWAYS"
 #: Codes of failures that each attempt meets in the same way unless it has trained before.
 _CERTAIN = (
     "syntax-error",
@@ -64,7 +62,7 @@ def attempt_ended(settings: Settings, attempt: EndedAttempt) -> tuple[str, bool]
     _explained[attempt.attempt] = diagnosis
     terminal = Terminal.of(sys.stderr)
     if _would_fail_alike(settings, attempt, diagnosis):
-        return terminal.note(f"ddplaunch: not restarted, as it would fail alike ({RESTART_ALWAYS}=1 restarts it)"), True
+        return terminal.note("ddplaunch: not restarted, as it would fail alike (`--restart-always` restarts it)"), True
     return attempt_text(attempt.attempt, attempts, diagnosis, terminal), False
 
 
@@ -75,7 +73,7 @@ def _would_fail_alike(settings: Settings, attempt: EndedAttempt, diagnosis: Diag
         return False
     folder = Path(node, f"attempt-{attempt.attempt}")
     trained = not settings.observe or any(note_path(folder, each.rank).exists() for each in attempt.ranks)
-    return not trained and not os.environ.get(RESTART_ALWAYS)
+    return not trained and not settings.restart_always
 
 
 def conclude(settings: Settings, ended: EndedRun, say: Callable[[str], None], hear: Callable[[float], None]) -> int:
