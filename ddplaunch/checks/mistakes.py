@@ -24,7 +24,10 @@ from ddplaunch.values.finding import error, warning
 from ddplaunch.values.words import listed, nearest
 
 #: Texts of scripts that change where modules are found, or that may do without GPUs.
-_FINDS_MODULES = re.compile(r"sys\.(?:path|modules|meta_path)|addsitedir|\bpip\b")
+_FINDS_MODULES = re.compile(
+    r"sys\.(?:path|modules|meta_path)|addsitedir|import pip\b|['\"]pip['\"]"
+    r"|(?:system|call|run|Popen|output)\([^)\n]*\bpip\b"
+)
 _MAY_USE_CPU = re.compile(
     r"is_available|device_count|\bcpu\b|gloo|\bif\b.*(?:gpu|cuda|device|dist(?!\w*\.get_))|\bdef (?:cuda|to)\b",
     re.IGNORECASE,

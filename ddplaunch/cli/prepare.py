@@ -154,7 +154,8 @@ def needs(launch: Launch, cwd: Path) -> Needs:
     if target is None or target.kind != "script" or target.before or (source := read_text(cwd / target.name)) is None:
         return Needs()
     given = {one.name: one.value or "" for one in launch.environment}
-    search = [str((cwd / target.name).resolve().parent), *given.get("PYTHONPATH", "").split(":")]
+    paths = given.get("PYTHONPATH")  # an empty entry is the working directory, an empty variable none
+    search = [str((cwd / target.name).resolve().parent), *(paths.split(":") if paths else ())]
     return needs_of(source.text, target.name, search, on_cpu=launch.device.value == "cpu")
 
 

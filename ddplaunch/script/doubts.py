@@ -244,6 +244,11 @@ _INSIDE = re.compile(
     r"(?m)^[ \t]+(?!val|eval|test)\w*loss[^=\n]*= *"
     r"(([\w.]+(?=\.module\.)|[\w.]*model)(?:\.module)?\.(?!module\b|forward\b)\w+)\("
 )
+# What averages the gradients of ranks, by its name or by what it gets.
+_AVERAGES = re.compile(
+    r"DistributedDataParallel|DDP\b|FSDP|[Ff]ully_?[Ss]hard|parallelize|replicate|[Dd]eepspeed|[Hh]orovod|apex|Trainer"
+    r"|Accelerator|Fabric|(?i:reduce\w*\([^\n]*grad|(?:reduce|sync|average)\w*grad)"
+)
 # What shares the samples of one batch among ranks, as the pieces of long ones.
 _SHARES = re.compile(r"(?i)\b\w*(?:seq(?:uence)?|context)_?parallel\w*|\b\w*(?:ring|ulysses)_att\w*")
 
@@ -259,7 +264,9 @@ def past_wrapper(flow: Flow) -> str:
             return f"`{inside[1]}` in {part.source.shown} may go past the wrapper that joins gradients"
         if shares:
             return f"`{shares[0]}` in {part.source.shown} may share one batch among ranks"
-    return ""
+    passes = any(calls_in(flow.parts, "backward"))
+    averaged = any(_AVERAGES.search(file.text) for file in flow.program.files.values())
+    return "nothing was read that averages the ranks' gradients" if passes and not averaged else ""
 
 
 def _cuts(loop: ast.AST) -> bool:

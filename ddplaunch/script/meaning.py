@@ -131,6 +131,7 @@ class _Reader:
             {option.dest for option, meaning in named if meaning in family}
             for family in (("lr",), BATCHES, ("accum",), ("warmup_steps",))
         )
+        self.others = {option.dest for option in options} - self.rates
         self.micros = {o.dest for o, _ in named if o.dest in self.batches and _RANK_NAME.search(last_word(o.flags[0]))}
         self.counting = {*self.batches, *self.accums, WORLD, LOCAL_WORLD}
         self.doubts: list[Instead] = []
@@ -238,9 +239,11 @@ class _Reader:
         parts = self.batches | self.accums
         rules = []
         for use in own:
-            powers = tuple(item for item in use.product.powers if item[0] in parts or is_of_samples(item[0]))
-            if use.runs and any(power > 0 and name not in self.accums for name, power in powers):
-                rules.append(LrRule(use.product.constant, powers, use.at))
+            counting = tuple(item for item in use.product.powers if item[0] in parts or is_of_samples(item[0]))
+            if use.runs and any(power > 0 and name not in self.accums for name, power in counting):
+                steady = tuple(item for item in use.product.powers if item[0] in self.others or item in counting)
+                schedule = any(name[0] == "?" for name, _ in use.product.powers)  # may have options for its length
+                rules.append(LrRule(use.product.constant, counting if schedule else steady, use.at))
         best = max(rules, key=lambda rule: len(rule.powers), default=None)
         if best is None:
             return None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import signal
+import struct
+import termios
 import time
 import tty
 from pathlib import Path
@@ -55,6 +58,35 @@ def test_the_launcher_speaks_on_a_line_of_its_own_and_shows_the_cursor_again(tmp
         assert status == 4 and ended.attempts[0].first == 0
     shown = read_for(master, lambda data: data.endswith(b"concluded\n"))
     assert shown == b"\x1b[?25l 3/10 [==>  ]\x1b[?25h\nconcluded\n"
+    os.close(master)
+    os.close(slave)
+
+
+RESIZED = """
+import os, signal, time
+seen = []
+signal.signal(signal.SIGWINCH, lambda *_: seen.append(tuple(os.get_terminal_size())))
+print("waits", flush=True)
+while not seen:
+    time.sleep(0.01)
+print(seen)
+"""
+
+
+def test_a_window_that_changes_before_the_guard_knows_the_rank_is_the_ranks_too(tmp_path: Path) -> None:
+    master, slave = pty.openpty()
+    tty.setraw(slave)
+    with Guarded(tmp_path, slave, slave) as guarded:
+        guarded.attempt([RESIZED], terminal=True, announce=False)
+        shown = read_for(master, lambda data: b"waits\n" in data)
+        fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 44, 90, 0, 0))
+        guarded.signalled(signal.SIGWINCH)
+        time.sleep(0.2)  # the guard has heard of it, and knows no rank
+        guarded.started()
+        guarded.wait()
+        guarded.end()
+        shown += read_for(master, lambda data: b"concluded\n" in data)
+    assert b"[(90, 44)]\n" in shown
     os.close(master)
     os.close(slave)
 

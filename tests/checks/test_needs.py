@@ -32,6 +32,8 @@ HERE = DeclaredAt("train.py", 7)
         ('"""\nimport no_such\n"""\n', []),
         ("import sys\nsys.path.insert(0, 'lib')\nimport no_such\n", []),
         ("import subprocess\nsubprocess.run(['pip', 'install', 'no_such'])\nimport no_such\n", []),
+        ("import os\nos.system('pip install no_such')\nimport no_such\n", []),
+        ("import no_such\nraise ImportError('`pip install x` first')\n", [("no_such", 1)]),
         ("from . import no_such\nfrom .no_such import a\n", []),
         ("import no_such\nif:\n", []),
     ],

@@ -19,6 +19,16 @@ from tests.cli.cli_calls import Call
 from tests.golden import sections
 
 
+def test_what_is_beside_the_launch_is_found_where_python_looks_there(call: Call, folder: Path) -> None:
+    """The ranks' path begins with the script's folder."""
+    (folder / "beside_the_launch").mkdir()
+    (folder / "inner").mkdir()
+    (folder / "inner" / "train.py").write_text("import beside_the_launch\n")
+    for words, lacking in (((), True), (("--env", "PYTHONPATH=."), False), (("--env", "PYTHONPATH=:/nowhere"), False)):
+        said = call("plan", "2", "--device", "cpu", *words, "--", "inner/train.py")
+        assert ("error[module-not-found]" in said.err) is lacking, said.err
+
+
 def test_a_module_that_was_installed_to_be_edited_is_read(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,7 +97,10 @@ def test_an_ambiguity_is_resolved_with_what_was_read_of_it() -> None:
     ("value", "fix"),
     [
         ("--batchsize", "name one of those"),
-        *((value, "put `{batch_size}` where it belongs after `--`") for value in ("--q:total", "amp", "sizes")),
+        *(
+            (value, "put `{batch_size}` after `--` where an option or key takes it")
+            for value in ("--q:total", "amp", "sizes")
+        ),
     ],
 )
 def test_an_option_that_cannot_take_a_number_is_refused_with_those_that_can(value: str, fix: str) -> None:

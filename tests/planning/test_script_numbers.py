@@ -181,9 +181,9 @@ def test_a_given_number_that_does_not_arrive_is_missing_with_the_reason(
 @pytest.mark.parametrize(
     ("script", "fix"),
     [
-        (NO_SCRIPT, "put `{lr}` where it belongs after `--`; or read "),
+        (NO_SCRIPT, "put `{lr}` after `--` where an option or key takes it; or read "),
         (report(), "read `ddplaunch.current().lr` in the script"),
-        (report(complete=False), "put `{lr}` where it belongs after `--`; or read "),
+        (report(complete=False), "put `{lr}` after `--` where an option or key takes it; or read "),
         (ScriptReport("train.py", instead=(Instead("lr", "it is divided", "`--lr-option=--a`"),)), "`--lr-option=--a`"),
         (ScriptReport("train.py", ambiguous=(("lr", ("--a", "--b")),)), "`--lr-option=--a` or `--lr-option=--b`"),
         (scaling(UNKNOWN), "pass `--lr` yourself after `--`; or, if it is final all the same, `--lr-option"),

@@ -338,6 +338,14 @@ SHARED = "args.batch_size = args.batch_size // dist.get_world_size()\n"
 MAKE = "def make(args):\n    return SGD(m, lr=args.lr * args.batch_size * dist.get_world_size() / 256)\n"
 
 
+def test_each_option_that_multiplies_a_scaled_rate_counts_but_not_those_of_its_schedule(tmp_path: Path) -> None:
+    declared = f'{BATCH}\n{RATE}\np.add_argument("--k", type=float, default=3.0)'
+    rule = option(read(tmp_path, script(declared, "SGD(m, lr=args.lr * args.batch_size / 256 * args.k)")), "--lr").rule
+    assert rule is not None and dict(rule.powers) == {"batch_size": 1.0, "k": 1.0}
+    rule = option(read(tmp_path, script(declared, "lr = args.lr * args.batch_size * step / args.k")), "--lr").rule
+    assert rule is not None and dict(rule.powers) == {"batch_size": 1.0}, "only a part of it is known"
+
+
 @pytest.mark.parametrize("body", [f"{MAKE}{SHARED}make(args)\n", f"{MAKE}if x:\n    {SHARED}make(args)\n"])
 def test_a_rate_of_a_batch_that_the_script_divides_is_not_computed(tmp_path: Path, body: str) -> None:
     """SlotCon divides its batch by the world size first, and multiplies it again where it scales the rate."""

@@ -416,4 +416,4 @@ def test_a_file_that_cannot_be_read_or_has_no_keys_is_left_alone(tmp_path: Path,
     assert found.args == ("a.yaml",)
     for without in (found, launched(tmp_path)):
         fixes = {each.number: each.fix for each in without.missing}
-        assert fixes["lr"].startswith("put `{lr}` where it belongs after `--`; ")
+        assert fixes["lr"].startswith("put `{lr}` after `--` where an option or key takes it; ")

@@ -156,7 +156,12 @@ def test_ranks_of_a_launch_that_may_not_meet_are_in_doubt(tmp_path: Path, text: 
 )
 def test_ranks_train_apart_without_what_joins_their_gradients(tmp_path: Path, step: str, doubts: list[str]) -> None:
     text = f"import torch\ntorch.distributed.init_process_group()\nfor x in y:\n    {step}\n    loss.backward()\n"
-    assert [name for name, _ in read(tmp_path, text + "    optimizer.step()\n").doubts] == doubts
+    text += "    optimizer.step()\n"
+    assert [name for name, _ in read(tmp_path, f"model = DDP(model)\n{text}").doubts] == doubts
+    averaged = "for p in model.parameters():\n    dist.all_reduce(p.grad)\n"
+    assert [name for name, _ in read(tmp_path, text + averaged).doubts] == doubts
+    alone = read(tmp_path, f"{text}dist.all_reduce(loss)\n")
+    assert "deepspeed" in step or [name for name, _ in alone.doubts] == ["world_size"]
 
 
 VISIBLE = "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '0,1'\n"

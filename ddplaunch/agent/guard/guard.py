@@ -218,6 +218,7 @@ class GuardedRun:
         attempt = self._attempts[-1]
         for handle in attempt.started(message["pids"], self._launcher):
             self._loop.watch(handle, lambda handle=handle: self._rank_ended(attempt, handle))  # type: ignore[misc]
+        self._resize()
         self._numbers.begin(attempt.number, attempt.ranks)
         directory = self._settings.node_directory
         if self._settings.stacks:
@@ -316,9 +317,7 @@ class GuardedRun:
     def _signalled(self) -> None:
         """Handle a signal that torchrun's process got."""
         self._signals.read()
-        if self._signals.resized:
-            self._signals.resized = False
-            self._resized()
+        self._resize()
         if self._end or not self._attempts:
             return
         if self._signals.first is not None:
@@ -328,10 +327,16 @@ class GuardedRun:
         if self._signals.interrupts > 1:
             self._sweep(self._attempts[-1], at_once=True)
 
-    def _resized(self) -> None:
-        """Give ranks' terminals the new window size, and send the ranks SIGWINCH, as a terminal would."""
+    def _resize(self) -> None:
+        """Give ranks' terminals a new window size, and send the ranks SIGWINCH, as a terminal would.
+
+        A rank may run, and its window change, before torchrun has told which process it is.
+        """
+        if not self._signals.resized or not self._attempts or not self._attempts[-1].owners:
+            return
+        self._signals.resized = False
         shown = set(self._streams.resize())
-        for one in self._attempts[-1].ranks.values() if self._attempts else ():
+        for one in self._attempts[-1].ranks.values():
             if one.rank in shown and one.pid is not None and (seen := read_stat(one.pid)):
                 send_signal(seen, signal.SIGWINCH)
 

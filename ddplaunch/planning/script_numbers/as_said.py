@@ -91,7 +91,7 @@ def _unfit(family: str, name: str, said: Resolved[str], report: ScriptReport) ->
     return usage(
         f"`{OPTION_FLAGS[family]}={said.value}`: {report.path} declares no option `{name}` that can be filled in",
         why="it declares " + (listed([f"`{each}`" for each in names], 12) or "no option that does"),
-        fix=f"{'name one of those, or ' if names else ''}put `{{{family}}}` where it belongs after `--`",
+        fix=f"{'name one of those, or ' if names else ''}put `{{{family}}}` after `--` where an option or key takes it",
         where=str(said.source),
         code="script-option-unknown",
     )

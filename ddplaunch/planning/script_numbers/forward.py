@@ -180,7 +180,7 @@ def _receives(
 def _missing(family: str, value: str, plan: Plan, script: ScriptReport | Unavailable) -> Missing:
     """Return the number that does not reach the script, with the reason and what helps."""
     read = f"read `ddplaunch.current().{family}` in the script"
-    placed = f"put `{{{family}}}` where it belongs after `--`; or {read}"
+    placed = f"put `{{{family}}}` after `--` where an option or key takes it; or {read}"
     flag = OPTION_FLAGS[family]
     if family in plan.withheld:
         return Missing(family, value, f"`{flag} none`", asked=True)
