@@ -120,7 +120,7 @@ def data_on_slow_storage(data_paths: tuple[PathFact, ...]) -> Findings:
                 "data-on-slow-storage",
                 f"data path {quote(path.path)} is on a network mount ({path.filesystem})",
                 why="all ranks and DataLoader workers read from it at once, and GPUs wait for data",
-                fix=f"copy it to a local SSD: `rsync -a {quote(path.path)} /path/on/local/ssd/`, and name the copy",
+                fix=f"copy it to a local SSD: `cp -rL {quote(path.path)} /path/on/local/ssd/`, and pass that copy",
                 where="--data",
             )
 

@@ -43,6 +43,7 @@ FIRES = (
     fires("data-empty", "is an empty directory", **data(empty=True)),
     fires("data-empty", "is an empty file", **data(kind="file", empty=True)),
     fires("data-unreachable", "did not answer (nfs4)", **data(kind="unreachable", filesystem="nfs4")),
+    fires("data-on-slow-storage", "`cp -rL '/data/my text' /path", "warning", **data(filesystem="nfs4")),
     *(fires("data-on-slow-storage", f"mount ({kind})", "warning", **data(filesystem=kind)) for kind in SLOW),
     fires("output-not-writable", "belongs to root … EROFS", **output(writable=False, owner="root", error="EROFS")),
     fires("output-unreachable", "did not answer … EIO; every", **output(kind="unreachable", error="EIO")),
