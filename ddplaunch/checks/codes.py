@@ -299,7 +299,7 @@ threads-exceed-cpus: The ranks compute with more threads than there are CPUs
     At the end of every operation a rank waits for its last thread. A thread that has to wait for a CPU delays the whole
     rank, so more threads make it slower. Remedy: set OMP_NUM_THREADS to the CPUs divided by the ranks, as ddplaunch
     does by default.
-communication-bound: Communication takes much of the time, and no computation hides it
+communication-bound: Communication that does not overlap with computation takes much of the time
     With `--phases` ranks record how long they wait for each other's gradients. This is reported if it is a quarter of
     the time or more, and no rank is late. Remedy: more computation per step, by a larger batch or by accumulation
     without communication in between; faster links.
@@ -337,8 +337,8 @@ batch-not-taken: The script does not take its batch size from outside, or trains
 
 _PROVED = """
 gradients-summed: The gradients of a step are the sum over ranks, not the mean
-    Nothing shows that the loss is divided, because one process does not get the same samples. Remedy: divide by the
-    world size after an `all_reduce` of gradients.
+    This is right only if the loss is divided by the world size, which was not measured: one process does not get the
+    same samples. Remedy: divide by the world size after an `all_reduce` of gradients.
 gradients-divided-twice: The gradients of a step are divided by the world size twice
     DistributedDataParallel already divides, and the script divides the loss or the gradients again. Remedy: remove the
     script's division.

@@ -83,8 +83,8 @@ def _is_found(name: str, search: Sequence[str]) -> bool:
 def module_not_found(launch: Launch, environment: dict[str, str]) -> Findings:
     """The script imports a module that the ranks' interpreter lacks.
 
-    Only imports count that the script makes under no condition. Remedy: install it into this environment, or start
-    ddplaunch in the environment that has it.
+    Only unconditional imports count. Remedy: install it into this environment, or start ddplaunch in the environment
+    that has it.
     """
     active = environment.get("VIRTUAL_ENV", sys.prefix)
     but = "" if active == sys.prefix else f", and the active environment is {active}"
@@ -100,7 +100,7 @@ def module_not_found(launch: Launch, environment: dict[str, str]) -> Findings:
 
 
 def cuda_without_gpus(launch: Launch, torch: TorchFacts) -> Findings:
-    """The script uses CUDA under no condition, and its ranks run on the CPU.
+    """The script uses CUDA unconditionally, but its ranks run on the CPU.
 
     `.cuda()`, `.to("cuda")`, `torch.cuda.set_device` and the backend `nccl` fail in a torch that was built for CPUs,
     and where `--device cpu` hides the GPUs. Only functions count that are called for certain, and the check is silent

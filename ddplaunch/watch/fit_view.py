@@ -51,8 +51,8 @@ def fit_text(fitted: Fitted, terminal: Terminal) -> str:
 def _answer(fitted: Fitted) -> list[tuple[str, str]]:
     lines, best, fastest = [], fitted.best, fitted.fastest
     if best is not None:
-        free = f"; {_percent(fitted.headroom)} and more stay free" if fitted.headroom and best.limit_bytes else ""
-        ends = f"; the data have {fitted.most} for each" if fitted.most and best.batch > fitted.most * _NEAR else ""
+        free = f"; at least {_percent(fitted.headroom)} stays free" if fitted.headroom and best.limit_bytes else ""
+        ends = f"; each has {fitted.most} samples" if fitted.most and best.batch > fitted.most * _NEAR else ""
         lines.append(("largest", f"{best.batch} per process, tried: {_memory(best) or 'memory unknown'}{free}{ends}"))
     if fastest is not None:
         lines.append(("fastest", f"{fastest.batch} per process: {rate_text(fastest.samples_per_s)} samples/s"))

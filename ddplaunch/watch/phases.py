@@ -343,7 +343,7 @@ def _late(code: str, name: str, fix: str, late_rank: RankPhases, usual_s: float,
         code,
         f"the others waited for {name}: it works {milliseconds(late_rank.own_s)} in a step, they "
         f"{milliseconds(usual_s)}",
-        why=f"{WORDS[phase]} takes it longer, and every step ends when the last rank is there",
+        why=f"{WORDS[phase]} takes longer on it, and every step ends when the last rank arrives",
         fix=fix,
         where=name,
     )
@@ -361,7 +361,7 @@ def _input_bound(ranks: Sequence[RankPhases], share: float, cpus: int, typed: st
     more = f"`{typed.replace('{}', str(most))}` of the script" if typed else f"`num_workers={most}` in the DataLoader"
     return warning(
         "input-bound",
-        f"{who} for data in {percent(share)} of the time, with {count(workers, 'DataLoader worker')} each",
+        f"{who} for data {percent(share)} of the time, with {count(workers, 'DataLoader worker')} each",
         why=f"the next batch is not ready when the last step is over; {count(len(ranks), 'rank')} "
         f"{'shares' if len(ranks) == 1 else 'share'} {count(cpus, 'CPU')}",
         fix=f"{more}; where that does not help, {cheaper}" if workers < most else cheaper,
@@ -374,8 +374,8 @@ def _communication_bound(ranks: Sequence[RankPhases], share: float) -> Finding:
     gradients = "" if size is None else f", {size_text(size)} of gradients"
     return warning(
         "communication-bound",
-        f"communication that no computation hides takes {percent(share)} of the time: {milliseconds(each_s)} of a mean "
-        f"step{gradients}",
+        f"communication that does not overlap with computation takes {percent(share)} of the time: "
+        f"{milliseconds(each_s)} of a mean step{gradients}",
         why="all ranks wait for each other's gradients at the end of every backward pass",
         fix="more work for each step: a larger `--batch-size`, or `--accum 4` where the script uses `no_sync()`; "
         "`ddplaunch doctor --comm` measures the links, `ddplaunch top` compares hosts",

@@ -28,7 +28,7 @@ def progress_text(one: SizeMeasured, took_s: float, terminal: Terminal) -> str:
 
 
 def scale_text(sizes: Sequence[SizeMeasured], terminal: Terminal, *, strong: bool) -> str:
-    """Return the table, reasons why it is unsure, and a verdict for each size."""
+    """Return the table, reasons why it is uncertain, and a verdict for each size."""
     base, lines = base_of(sizes), list[str]()
     if measured := [one for one in sizes if one.ranks]:
         names = [_name(one) for one in measured]
@@ -41,7 +41,10 @@ def scale_text(sizes: Sequence[SizeMeasured], terminal: Terminal, *, strong: boo
         lines += ["", *terminal.lines(f"{kind}; shares are of a step's time", "  ")]
         unsure = {one.processes: noise(one) for one in measured}
         lines += [
-            line for size, why in unsure.items() if why for line in terminal.lines(f"{size} is unsure: {why}", "  ")
+            line
+            for size, why in unsure.items()
+            if why
+            for line in terminal.lines(f"{count(size, 'process')}: uncertain ({why})", "  ")
         ]
     shown: set[str] = set()  # findings of several sizes are shown at the first one only
     for one in sizes:

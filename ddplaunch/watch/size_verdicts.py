@@ -193,7 +193,7 @@ def _of_speed(one: SizeMeasured, base: SizeMeasured, faster: SpeedUp, *, strong:
             what,
             why=f"{count(base.processes, 'process')} computed with {count(threads_of(base.ranks), 'thread')} already, "
             f"and more share the same {count(one.cpus, 'CPU')}",
-            fix="more processes on this machine bring nothing; `ddplaunch run --hosts a,b` takes other machines",
+            fix="more processes on this machine do not help; `ddplaunch run --hosts a,b` takes other machines",
         )
     shares = {name: share for name, share in one.shares.items() if share is not None and name not in _COMPUTE}
     if shares and not longer:
@@ -205,9 +205,9 @@ def _of_speed(one: SizeMeasured, base: SizeMeasured, faster: SpeedUp, *, strong:
         why="GPUs that work together get hot, share power, PCIe and the CPUs that feed them"
         if longer
         else "no phase alone takes a quarter of the time",
-        fix="`ddplaunch top` shows clocks, power and who else uses a GPU"
+        fix="`ddplaunch top --json` shows each GPU's clock, power and number of other processes"
         if longer
-        else "a larger `--batch-size` makes all that is done once in a step smaller; `ddplaunch fit` finds the largest",
+        else "with a larger `--batch-size` the fixed cost of a step weighs less; `ddplaunch fit` finds the largest",
     )
 
 
@@ -215,9 +215,9 @@ def noise(one: SizeMeasured) -> str:
     """Return why the figures of a size are unsure, as a clause; "" if they are not."""
     spread = one.spread_s
     if one.waits >= _WAITING and max(threads_of(one.ranks), one.processes) <= one.cpus:
-        return f"its ranks waited {percent(one.waits)} of the time for CPUs that others used"
+        return f"ranks waited {percent(one.waits)} of the time for CPUs used by others"
     if not one.settled:
-        return "its step times still moved"
+        return "step times still moved"
     if spread is not None and spread[1] > _NOISY * spread[0]:
-        return f"its steps took from {milliseconds(spread[0])} to {milliseconds(spread[1])}"
+        return f"steps took from {milliseconds(spread[0])} to {milliseconds(spread[1])}"
     return ""

@@ -193,7 +193,7 @@ def test_a_launch_says_where_it_does_not_train_as_planned_while_it_trains_and_th
     assert [one["what"] for one in outcome["findings"]] == [told] and said.count(told) == 1
     assert "phases: " in said and "waiting for data" in said and "unknown" not in said
     assert "warning[rank-late]: the others waited for rank 1: it works" in said
-    assert "waiting for data takes it longer" in said
+    assert "waiting for data takes longer on it" in said
     files = read_phases(record / "node-0" / "attempt-0", [0, 1])
     assert len(files) == 2 and files[0].facts["gradient_bytes"] == 20 and files[1].facts["loader"]["batch_size"] == 8
     late, other = (sum(line.data_s or 0 for line in files[rank].lines) for rank in (1, 0))

@@ -142,9 +142,9 @@ SAID: dict[str, tuple[Sequence[RankPhases], int, tuple[str, str, str] | None]] =
        for threads, code in ((64, "threads-exceed-cpus"), (1, "communication-bound"))},
     "late by threads": ([rank(0, 0.1, 0.031, 0.045, 0.0, 0.023, threads=64),
                          rank(1, 0.1, 0.012, 0.027, 0.0, 0.06, threads=64)], 2, ("threads-exceed-cpus", "", "")),
-    "workers ahead": (AHEAD, 2, ("input-bound", "the others wait for rank 0, and it waits for data in 86 %", "")),
+    "workers ahead": (AHEAD, 2, ("input-bound", "the others wait for rank 0, and it waits for data 86 %", "")),
     "no workers": ([replace(one, facts={**one.facts, **NO_WORKERS}) for one in AHEAD], 2, ("rank-late", "", "")),
-    "all wait": ([SLOWER, SLOW], 2, ("input-bound", "the ranks wait for data in 69 % of the time", "")),
+    "all wait": ([SLOWER, SLOW], 2, ("input-bound", "the ranks wait for data 69 % of the time", "")),
     "one waits longer": ([SLOWER, rank(1, 0.0279, 0.008, 0.0014, 0.0008, 0.016)], 2, ("rank-late", "", "")),
 }  # fmt: skip
 

@@ -105,9 +105,9 @@ def test_verdicts(case: str) -> None:
 
 def test_what_is_unsure() -> None:
     assert noise(size(2)) == ""
-    assert noise(size(2, cpus=4, waits=0.3)) == "its ranks waited 30 % of the time for CPUs that others used"
+    assert noise(size(2, cpus=4, waits=0.3)) == "ranks waited 30 % of the time for CPUs used by others"
     assert noise(size(2, cpus=1, waits=0.3)) == "", "they wait for each other"
-    assert noise(size(2, spread=1.5)).startswith("its steps took from")
+    assert noise(size(2, spread=1.5)).startswith("steps took from")
     assert "still moved" in noise(size(2, settled=False))
 
 
