@@ -78,9 +78,13 @@ HERE = "print('here', flush=True)\n"  # a busy machine takes seconds to start it
     ("suspect", "code", "words"),
     [
         (HERE + SLEEPS, "collective-timeout", ["rank 1 is at <string>:", "rank 1 sleeps"]),
-        (BROADCASTS, "collective-mismatch", ["ranks 0, 2 wait in all_reduce", "rank 1 waits in broadcast"]),
+        (BROADCASTS, "collective-mismatch", ["ranks 0, 2 have waited in all_reduce", "rank 1 has waited in broadcast"]),
         (THREAD, "collective-timeout", ["rank 1 is in get at <string>:6", ENDED_THREAD]),
-        (HERE + STOPS, "collective-timeout", ["rank 1 is stopped by a signal, and ranks 0, 2 wait", "`kill -CONT "]),
+        (
+            HERE + STOPS,
+            "collective-timeout",
+            ["rank 1 is stopped by a signal, and ranks 0, 2 have waited", "`kill -CONT "],
+        ),
     ],
     ids=["sleeps", "another order", "a thread", "stopped"],
 )
@@ -91,7 +95,7 @@ def test_the_rank_that_does_not_come_is_named_once(tmp_path: Path, suspect: str,
             time.sleep(2.5)  # another time-out
         text = " ".join(said.read_text().split())
         assert text.count(f"warning[{code}]: ") == 1 and all(each in text for each in words), text
-        assert code == "collective-mismatch" or "ranks 0, 2 wait in all_reduce at <string>:3" in text, text
+        assert code == "collective-mismatch" or "ranks 0, 2 have waited in all_reduce at <string>:3" in text, text
         (stacks,) = (one.directory / "node-0").glob("stacks-*.txt")
         assert stacks.name in text and "in all_reduce" in stacks.read_text()
         assert all(process.poll() is None for process in one.ranks.values())

@@ -168,11 +168,11 @@ def test_only_a_launch_that_filled_options_in_is_told_how_to_leave_them_out() ->
         (RunFacts(stopped_by="ada"), "stopped by ada with `ddplaunch stop`", "sacct"),
         (
             RunFacts(run={"environment": {"SLURM_JOB_ID": "17"}}, argv=("ddplaunch", "run")),
-            "`sacct -j 17 -o State,ExitCode,Reason`",
+            "`sacct -P -j 17 -o State,ExitCode,Reason`",
             "JOBID",
         ),
         (RunFacts(argv=("ddplaunch", "run")), "a `kill` from another shell, or a supervisor", "sacct"),
-        (RunFacts(), "in a job of Slurm, `sacct -j JOBID", "ddplaunch stop"),
+        (RunFacts(), "in a job of Slurm, `sacct -P -j JOBID", "ddplaunch stop"),
     ],
 )
 def test_who_ended_a_run_is_said_as_far_as_it_is_known(facts: RunFacts, says: str, never: str) -> None:

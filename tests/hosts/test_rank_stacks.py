@@ -82,11 +82,14 @@ def test_a_stack_that_is_not_known_is_no_place_and_the_odd_one_out_comes_first()
 def test_the_rank_that_the_others_wait_for_is_named() -> None:
     found = hang_diagnosis([*(rank(each, *ALL_REDUCE) for each in range(3)), rank(3, line=41, where="load")], still())
     assert (found.code, found.certainty, found.rank, found.host) == ("collective-timeout", "likely", 3, "node-1")
-    assert found.what == "rank 3 is at train.py:41 in load, and ranks 0-2 wait in all_reduce at train.py:88 for 4 min"
+    assert (
+        found.what
+        == "rank 3 is at train.py:41 in load, and ranks 0-2 have waited in all_reduce at train.py:88 for 4 min"
+    )
     assert (found.evidence[0].file, found.evidence[0].line) == ("/home/me/train.py", 41)
     found = hang_diagnosis([rank(0, *ALL_REDUCE)], still(left={1: "exit status 0"}))
     assert (found.code, found.rank) == ("collective-timeout", 1)
-    assert found.what.startswith("rank 1 had ended (exit status 0) while rank 0 waits in all_reduce")
+    assert found.what.startswith("rank 1 ended (exit status 0), and rank 0 has waited in all_reduce")
 
 
 @pytest.mark.parametrize(
@@ -128,7 +131,7 @@ def test_a_rank_that_waits_for_a_lock_has_started_no_program_and_one_that_comput
 def test_different_collectives_are_a_mismatch_and_the_same_one_is_none() -> None:
     found = hang_diagnosis([rank(0, *ALL_REDUCE), rank(1, *BARRIER)], still())
     assert (found.code, found.rank) == ("collective-mismatch", None)
-    assert "rank 0 waits in all_reduce at train.py:88 and rank 1 waits in barrier" in found.what
+    assert "rank 0 has waited in all_reduce at train.py:88 and rank 1 has waited in barrier" in found.what
     same = hang_diagnosis([rank(0, *ALL_REDUCE), rank(1, *ALL_REDUCE)], still())
     assert same.code == "collective-timeout" and same.rank is None
     init = Frame(f"{TORCH}/distributed/distributed_c10d.py", 9, "init_process_group")

@@ -221,7 +221,8 @@ def _is(ranks: Sequence[int], one: str = "is", several: str = "are") -> str:
 def _waits(waiting: Sequence[RankGroup], steps: int) -> dict[str, str]:
     """Return where ranks wait; and the group that makes texts mention batches, from the first step on."""
     parts = [
-        f"{ranks_text(group.ranks)} {_is(group.ranks, 'waits', 'wait')} in {group.place.text}" for group in waiting[:2]
+        f"{ranks_text(group.ranks)} {_is(group.ranks, 'has waited', 'have waited')} in {group.place.text}"
+        for group in waiting[:2]
     ]
     known = {"where": " and ".join(parts) + (" and elsewhere" if len(waiting) > 2 else "")}
     return {**known, "batches": ""} if steps or any(group.place.kind == "backward" for group in waiting) else known
