@@ -18,7 +18,7 @@ _FAST_ETHERNET = 12.5e6  # bytes per second
 _GRADIENT_BYTES = 400e6  # 100 million float32
 _LATE_FACTOR = 10.0
 _LATE_US = 2000.0
-_TWO_HOSTS = "with two hosts nothing tells which of them it is, or what lies between them"
+_TWO_HOSTS = "with only two hosts it is unknown whether one of them or the network between them is the cause"
 _LINK = "`ethtool INTERFACE` shows the speed and `ip -s link` drops; `--socket-ifname NAME` picks another interface"
 _LARGE_LOST = "small messages get through and large ones do not, as where something drops large packets (MTU)"
 _SMALLER = "`sudo ip link set dev INTERFACE mtu 1500` on these hosts; `ip link` shows the names and what is set now"
@@ -47,14 +47,14 @@ def _two_digits(number: float) -> str:
 
 
 def comm_untested(comm: Comm) -> Iterator[Finding]:
-    """The collective test did not run to its end.
+    """The collective test did not finish.
 
     The test is a run like any other: it was refused, a host was lost, or torch cannot be imported there.
     Remedy: the fix in the finding, or the record of the run.
     """
     if not comm.ended:
         cause = comm.failure or error("comm-untested", "nothing says why", why="", fix="`ddplaunch ps` shows the run")
-        yield replace(cause, code="comm-untested", what=f"the collective test did not run to its end: {cause.what}")
+        yield replace(cause, code="comm-untested", what=f"the collective test did not finish: {cause.what}")
 
 
 def comm_ranks_fail(comm: Comm) -> Iterator[Finding]:
@@ -68,14 +68,14 @@ def comm_ranks_fail(comm: Comm) -> Iterator[Finding]:
     for group in failed:
         if len(group.hosts) > 1 and failed != [group]:
             continue
-        why = "no other host took part: it is its GPUs, shared memory or own network name"
+        why = "no other host took part: its GPUs, its shared memory or the resolution of its own name is at fault"
         why = f"{comm.failure.what}; {why}" if comm.failure else why
         if len(group.hosts) > 1:
-            why = "each host works alone, and so do the pairs that were tried: it may be one that was not"
+            why = "each host alone and each tested pair works: the cause may be a pair that was not tested"
         if group.test != "pair":
             yield error(
                 "comm-ranks-fail",
-                f"{group.ranks} ranks on {listed(group.hosts)} do not get through an all-reduce: {group.problem}",
+                f"{group.ranks} ranks on {listed(group.hosts)} did not complete an all-reduce: {group.problem}",
                 why=why,
                 fix=comm.failure.fix if comm.failure else "`NCCL_DEBUG=INFO` before the same command",
                 where=group.hosts,
@@ -237,7 +237,7 @@ def _blamed(pairs: Sequence[GroupResult], bad: Callable[[GroupResult], bool]) ->
         if len(suspects) == 1 and sum(suspects[0] in other.hosts for other in wrong) > 1:
             guilty.setdefault(suspects[0], []).extend(host for host in pair.hosts if host in innocent)
     for host, witnesses in guilty.items():
-        proof = f"{listed(witnesses, 3, ' and ')} {'does' if len(witnesses) == 1 else 'do'} well with another host"
+        proof = f"{listed(witnesses, 3, ' and ')} {'works' if len(witnesses) == 1 else 'work'} well with another host"
         yield _Blame((host,), tuple(pair for pair in wrong if host in pair.hosts), proof)
     for pair in wrong:
         if not guilty.keys() & {*pair.hosts}:

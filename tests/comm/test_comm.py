@@ -155,7 +155,7 @@ def test_findings_and_their_units(golden: Golden) -> None:
 
 def test_where_only_small_messages_get_through_the_size_of_packets_is_suspected() -> None:
     pair = GroupResult("pair", ("a", "b"), 2, None, 90.0, "all-reduces did not end within 12 s")
-    for group, said in ((pair, "(MTU)"), (replace(pair, latency_us=None), "with two hosts")):
+    for group, said in ((pair, "(MTU)"), (replace(pair, latency_us=None), "with only two hosts")):
         (finding,) = findings(Comm("gloo", ("a", "b"), (group,), ended=True))
         assert finding.code == "comm-cut-off" and said in finding.why
         assert ("mtu 1500" in finding.fix) == (group is pair) != ("on all ports" in finding.fix)
