@@ -94,7 +94,7 @@ HOSTS = (
         "host_timeout",
         "duration",
         SEVERAL_HOSTS,
-        "How long a run goes on while nothing is heard of a host [300].",
+        "How long a run continues without hearing from a host [300].",
         "TIME",
     ),
 )
