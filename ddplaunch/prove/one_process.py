@@ -76,7 +76,7 @@ def _of_rates(pairs: Sequence[tuple[Step, Event]]) -> Claim:
         return wrong("rates", "schedule-too-fast", step[0]["line"], world=world)
     if speed > 1:
         return Claim("rates", "one process has another schedule: it may depend on the number of ranks or steps")
-    return Claim("rates", f"they go as those of one process at {count(len(pairs), 'step')}", "right")
+    return Claim("rates", f"the learning rates follow those of one process over {count(len(pairs), 'step')}", "right")
 
 
 def _rates(events: Sequence[Event]) -> list[float]:

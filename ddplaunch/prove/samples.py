@@ -64,7 +64,7 @@ def _of_samples(recorded: Recorded, firsts: Sequence[Event]) -> Claim:
     ranks_of = Counter(chain(*map(set, parts)))
     repeated, total = ranks_of.total() - len(ranks_of), len(ranks_of)
     if total < _FEW:
-        return Claim(_SAMPLES, "too few different ones were seen")
+        return Claim(_SAMPLES, "too few different samples were seen")
     if repeated > _MOST * (world - 1) * total:
         samples = f"all {world} ranks train on the same {total} samples"
         return wrong(_SAMPLES, "data-not-divided", line, samples=samples)
@@ -72,7 +72,9 @@ def _of_samples(recorded: Recorded, firsts: Sequence[Event]) -> Claim:
     if repeated > spare and not is_drawn:
         samples = f"{repeated} of {total} samples go to several ranks, though hardly any twice to one"
         return wrong(_SAMPLES, "data-overlaps", line, samples=samples)
-    return Claim(_SAMPLES, f"{world} ranks have {total} different ones, of which {repeated} are on several", "right")
+    return Claim(
+        _SAMPLES, f"{world} ranks have {total} different samples, {repeated or 'none'} on several ranks", "right"
+    )
 
 
 def _of_epochs(trained: Sequence[Event]) -> Iterator[Claim]:
