@@ -214,8 +214,8 @@ def _scaling_assumptions(request: NumbersRequest, base: Resolved[int] | None, fa
         assumptions.append(Assumption(text, _GOYAL))
     if base is None:
         text = f"{names} {was} tuned for one GPU with the batch that the script uses, so the ratio is the world size"
-        assumptions.append(Assumption(f"{text}; `--batch-size` and `--base-batch-size` say otherwise", DEFAULT))
+        assumptions.append(Assumption(f"{text}; change it with `--batch-size` or `--base-batch-size`", DEFAULT))
     elif base.source.kind == "computed":  # the default base
         text = f"{names} {was} tuned for one GPU with {base.value} samples per optimizer step"
-        assumptions.append(Assumption(f"{text}; `--base-batch-size` says otherwise", DEFAULT))
+        assumptions.append(Assumption(f"{text}; change it with `--base-batch-size`", DEFAULT))
     return tuple(assumptions)

@@ -43,7 +43,7 @@ def numbers(world_size: int = 4) -> Numbers:
         steps_per_epoch=Resolved(60000 // (8 * world_size), Source("computed", f"60000 / {8 * world_size}")),
         assumptions=(
             Assumption(
-                "`--base-lr` was tuned for one GPU with a batch of 8; `--base-batch-size` says otherwise",
+                "`--base-lr` was tuned for one GPU with a batch of 8; change it with `--base-batch-size`",
                 Source("default", "Goyal et al. 2017, https://arxiv.org/abs/1706.02677"),
             ),
         ),
