@@ -130,9 +130,12 @@ def _attempts_text(outcome: RunOutcome) -> str:
         return ""
     same = all(diagnosis is not None and diagnosis.is_like(outcome.diagnosis) for diagnosis in earlier)
     codes = ["unknown" if diagnosis is None else diagnosis.code for diagnosis in earlier]
-    if same or (outcome.diagnosis is not None and {*codes} == {outcome.diagnosis.code}):
-        return f"all {len(earlier) + 1} attempts failed alike{_DETERMINISTIC if same else ''}"
-    return f"earlier attempts failed by {listed(codes, 3)}"
+    if same or (outcome.diagnosis and {*codes} == {outcome.diagnosis.code}):
+        return (
+            f"{'both' if len(earlier) == 1 else f'all {len(earlier) + 1}'} attempts failed alike"
+            f"{_DETERMINISTIC if same else ''}"
+        )
+    return f"earlier attempts failed with {listed(codes, 3)}"
 
 
 def _previous_text(outcome: RunOutcome) -> str:

@@ -629,7 +629,9 @@ def test_last_words_on_the_console(case: str, golden: Golden) -> None:
 def test_what_comes_by_chance_is_alike_but_not_called_deterministic() -> None:
     killed = replace(DIAGNOSIS, code="killed", host=None)
     text = outcome_text(outcome(attempts=before(killed, killed), diagnosis=killed), None, Terminal(200))
-    assert "  all 2 attempts failed alike\n" in text
+    assert "  both attempts failed alike\n" in text
+    third = outcome(attempts=before(killed, killed, killed), diagnosis=killed)
+    assert "  all 3 attempts failed alike\n" in outcome_text(third, None, Terminal(200))
     assert f", rank {killed.rank}; restarting" in attempt_text(0, 2, killed, Terminal(200))
 
 
