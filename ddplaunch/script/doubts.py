@@ -93,10 +93,15 @@ _OWN_STEP = (
     r"(?ms)^class \w+\((?:\w+\.)?(?:Seq2Seq|SFT|DPO|GRPO)?Trainer\b(?:(?!^class ).)*?"
     r"^ +def training_step\((?:(?!super\(|^ +def ).)*(?:^ +def |\Z)"
 )
+_ONE_RANKS_SCHEDULE = r"if [^\n]*(?:is_(?:local_)?main_process|rank\w*(?:\(\))? == 0)[^\n]*:\n\s+[\w.]*sched\w*\.step\("
+_OWN_LOADER = r"def get_train_dataloader\((?:(?!\n +def |prepare\(|Distributed)[\s\S])*?\bDataLoader\("
 # For kinds of numbers a pattern of what keeps them from arriving, wherever it stands, and what that does.
 _ANYWHERE = (
     (".", r"\b(?:fromfile_prefix_chars|args_file(?:name|_flag))=", "may read options from a file"),
     (".", r"\bsys\.argv(?: *\+=|\.(?:append|extend|insert)\()", "adds to `sys.argv`"),
+    ("lr|warmup", r"\boptimizers=(?!None|\(None|optimizers)", "hands a Trainer an optimizer of its own"),
+    ("lr|warmup", _ONE_RANKS_SCHEDULE, "steps a schedule on one rank alone"),
+    (".*batch", _OWN_LOADER, "has a `get_train_dataloader` of its own, which may give all ranks the same"),
     ("accum", r"\bassert self\.[\w.]*accum\w* == 1\b", "asserts that nothing accumulates"),
     ("accum", _OWN_STEP, "may replace the `training_step` that divides the loss"),
     (".*batch", r"\bbatch_(?:size_)?(?:type|unit)\b", "chooses the unit of the batch"),
