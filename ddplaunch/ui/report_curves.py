@@ -15,12 +15,16 @@ _RATE = re.compile(
     rf"|(throughput|{_COUNTED}(?:/s|_per_s)(?:ec\w*)?)[\"']?\s{{0,3}}[:=]?\s{{0,6}}{_NUMBER}".encode()
 )
 _PER_SECOND = re.compile("(?:/|_per_)s.*")
-#: Where a run is also shown, by the line that says it: a page of W&B or MLflow, a folder of TensorBoard.
+#: Where a run is also shown, by the line that says it: a page of W&B (SERVER/ENTITY/PROJECT/runs/ID), or the folder of
+#: a run offline; a page of MLflow or Databricks; a folder or page of TensorBoard.
 _ALSO_SHOWN = {
-    "W&B": re.compile(rb"(https?://\S*wandb\S*/runs/[\w-]+)"),
-    "MLflow": re.compile(rb"(https?://\S+/#/experiments/\d+/runs/\w+)"),
+    "W&B": re.compile(
+        rb"(?:View run .{,99}|(?=http\S{,99}wandb)|wandb sync )"
+        rb"(https?:/(?:/[!-.0-~]{1,99}){3}/runs/[\w-]+|/.{,255}offline-run-[\w-]+)"
+    ),
+    "MLflow": re.compile(rb"(https?://\S{1,99}/(?:#|ml)/experiments/\d+/runs/\w+(?:\?workspace=[\w.%~-]+)?)"),
     "TensorBoard": re.compile(
-        rb"(?i)tensorboard\W.{0,40}?(?:--logdir[= ]|\b(?:in|to|at|dir\w*)[:=]? )[\"'`]?([\w./~-]+)"
+        rb"(?i)tensorboard\W.{0,40}?(?:--logdir[= ]|\b(?:in|to|at|dir\w*)[:=]? )[\"'`]?(https?://[\w.:/-]+|[\w./~-]+)"
     ),
 }
 
@@ -33,13 +37,13 @@ def curves_in(lines: Iterable[bytes]) -> dict[str, list[tuple[float, str]]]:
     curves: dict[str, list[tuple[float, str]]] = {"loss": []}
     for line in lines:
         loss, rate = LOSS.search(line), _RATE.search(line)
-        if loss is None and rate is None:
+        if not loss and not rate:
             continue
         match = next((match for pattern in STEPS if (match := pattern.search(line))), None)
         step = "" if match is None else match[1].decode()
-        if loss is not None:
+        if loss:
             curves["loss"].append((float(loss[1]), step))
-        if rate is not None:
+        if rate:
             unit = _PER_SECOND.sub("/s", (rate[2] or rate[3]).decode().lower())
             curves.setdefault(unit, []).append((float(rate[1] or rate[4]), step))
     return curves

@@ -93,6 +93,23 @@ def test_at_most_10000_lines_are_in_the_page(folder: Path) -> None:
         ("tokens/sec: 9000, step 4", {"tokens/s": (9000, "4")}, {}),
         ("12.3MB/s, 3 of 4 files, loss is low", {}, {}),
         ("wandb: View run at https://wandb.ai/ada/c/runs/ab", {}, {"W&B": b"https://wandb.ai/ada/c/runs/ab"}),
+        (
+            "\x1b[34mwandb\x1b[0m: 🚀 View run \x1b[3mx\x1b[0m at: \x1b[4mhttp://w/a/c/runs/b\x1b[0m",
+            {},
+            {"W&B": b"http://w/a/c/runs/b"},
+        ),
+        ("wandb: \x1b[1mwandb sync /a b/offline-run-1-x\x1b[0m", {}, {"W&B": b"/a b/offline-run-1-x"}),
+        ("View run x at: https://d/ml/experiments/3/runs/0f", {}, {"MLflow": b"https://d/ml/experiments/3/runs/0f"}),
+        (
+            "View run x at: http://m/#/experiments/3/runs/0f?workspace=a",
+            {},
+            {"MLflow": b"http://m/#/experiments/3/runs/0f?workspace=a"},
+        ),
+        (
+            "TensorBoard 2.21.0 at http://localhost:6006/ (Press CTRL+C to quit)",
+            {},
+            {"TensorBoard": b"http://localhost:6006/"},
+        ),
         ("View run x at: http://m/#/experiments/3/runs/0f", {}, {"MLflow": b"http://m/#/experiments/3/runs/0f"}),
         ("see it by tensorboard --logdir=logs/a;b", {}, {"TensorBoard": b"logs/a"}),
         ("TensorBoard logs in runs/Nov29", {}, {"TensorBoard": b"runs/Nov29"}),
@@ -146,6 +163,8 @@ def test_the_loss_that_rank_0_printed_is_drawn(folder: Path) -> None:
     assert "rank 0 printed it 5 times, from step 1 to 5: highest 2, lowest 0.5, last 0.5" in text
     points = [line.split() for line in re.findall(r'<polyline points="([^"]*)"', text)]
     assert points == [["0.0,0.0", "225.0,106.7"], ["675.0,53.3", "900.0,160.0"]], "a loss that is no number is a gap"
+    output.write_text("wandb sync /a b/wandb/offline-run-2-x\n")
+    assert "<p>W&amp;B: <code>wandb sync &#39;/a b/wandb/offline-run-2-x&#39;</code></p>" in page(folder)
     output.write_text("".join(f"epoch {epoch} step {step} loss {step}0000000\n" for epoch in (0, 1) for step in (1, 2)))
     text = page(folder)
     assert "<b>20,000,000</b><span>loss, last</span>" in text, "steps that begin anew say nothing of how far it is"
