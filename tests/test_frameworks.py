@@ -19,6 +19,9 @@ pytestmark = pytest.mark.slow
 PAGE = (Path(__file__).parents[1] / "docs" / "frameworks.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^ddplaunch (run 2 --device cpu .*)$", PAGE, re.M)
 SCRIPTS = [name for name in samples(PAGE) if name.endswith(".py")]
+#: What the names of the page belong to: large packages that the tests' environment need not have.
+TRACKERS = {"wandb": "wandb", "mlflow": "mlflow", "SummaryWriter": "tensorboard"}
+TRACKER_LINES = re.findall(r"^    ((\w+)\S* ?.*ddplaunch\.current\(\).*)$", PAGE, re.M)
 #: What each launch of the page plans for a rank: twice the rate of one process, with and without accumulation.
 BATCH_SIZE, LEARNING_RATE = 8, 0.02
 
@@ -32,6 +35,31 @@ def test_ranks_train_together_by_the_planned_numbers(command: str, tmp_path: Pat
     for package in ("accelerate", "transformers", "lightning", "hydra"):
         if find_spec(package) is None:
             skip(f"{package} is not installed")
+    train_by_plan(command, tmp_path)
+
+
+def test_deepspeed_has_the_planned_numbers(tmp_path: Path) -> None:
+    """DeepSpeed compiles its exchange on CPUs, once for a user, which takes a minute."""
+    if find_spec("deepspeed") is None:
+        pytest.skip("deepspeed is not installed")
+    (made,) = re.findall(r"```py\n(config = .*?)```", PAGE, re.S)
+    options, _, others = samples(PAGE)["accelerated.py"].partition("accelerator = ")
+    (inputs,) = re.findall(r"^inputs = .*$", others, re.M)
+    script = f"""import deepspeed
+{options.replace("from accelerate import Accelerator", "").replace("DataLoader, ", "")}
+{inputs}
+samples, model = TensorDataset(inputs, inputs.sum(1)), torch.nn.Linear(4, 1)
+{made}
+for batch, labels in loader:
+    engine.backward((engine(batch).squeeze(-1) - labels).square().mean())
+    engine.step()
+assert engine.train_batch_size() == {BATCH_SIZE} * 2 * 2
+"""
+    (tmp_path / "sharded.py").write_text(script, encoding="utf-8")
+    train_by_plan("run 2 --device cpu --batch-size 8 --accum 2 --base-lr 0.01 -- sharded.py", tmp_path)
+
+
+def train_by_plan(command: str, tmp_path: Path) -> None:
     for name, text in samples(PAGE).items():
         tmp_path.joinpath(name).write_text(text, encoding="utf-8")
     status, said = run_to_end(ddplaunch(*shlex.split(command)), tmp_path, clean_environment(), 550)
@@ -42,9 +70,34 @@ def test_ranks_train_together_by_the_planned_numbers(command: str, tmp_path: Pat
     assert outcome["findings"] == []
     assert [note["rank"] for note in notes] == [0, 1]
     for note in notes:
-        assert note["ddp"], note
+        assert note["ddp"] or (note["exchanged"] and "sharded.py" in command), note
         assert note["loaders"][0]["batch_size"] == BATCH_SIZE
         assert note["optimizers"][0]["rates"][0] == pytest.approx(LEARNING_RATE)
+
+
+@pytest.mark.parametrize(("line", "name"), TRACKER_LINES, ids=[name for _, name in TRACKER_LINES])
+def test_a_tracker_has_the_values_of_the_launch_once(line: str, name: str, tmp_path: Path) -> None:
+    if find_spec(TRACKERS[name]) is None:
+        pytest.skip(f"{TRACKERS[name]} is not installed")
+    made_by = f"import {name}" if name == TRACKERS[name] else "from torch.utils.tensorboard import SummaryWriter"
+    script = f"""import ddplaunch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+if dist.get_rank() == 0:
+    {made_by}
+    {line}
+dist.destroy_process_group()
+"""
+    (tmp_path / "tracked.py").write_text(script, encoding="utf-8")
+    words = ddplaunch("run", "2", "--device", "cpu", "--lr", "0.0625", "--run-id", "only-once", "--", "tracked.py")
+    status, said = run_to_end(words, tmp_path, clean_environment(WANDB_MODE="offline"), 240)
+    assert status == 0, said
+    paths = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".log"]
+    paths = [path for path in paths if ".ddplaunch" not in path.parts]  # and without wandb's own logs
+    logged = [text for path in paths if b"only-once" in (text := path.read_bytes())]
+    assert [text.count(b"only-once") for text in logged] == [1], paths
+    assert b"world_size" in logged[0]
 
 
 # The example training: its loss falls on two ranks, and only a whole checkpoint is left
