@@ -135,7 +135,7 @@ def script_arguments(script: ScriptReport, launch: Launch) -> Findings:
     """
     options, target = script.options, launch.target
     if target is None or script.unread or not (script.complete or any(option.at.line for option in options)):
-        return  # or all were named by the user alone
+        return  # options that only the user named are no list of what there is
     certain = script.complete and {option.parser for option in options} == {"argparse"}
     words = target.args[: [*target.args, "--"].index("--")]
     flags = ["--help", "--version", *(flag for option in options for flag in option.flags)]
