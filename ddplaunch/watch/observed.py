@@ -91,14 +91,17 @@ def losses(attempt: str) -> Iterator[Finding]:
 
     for path in Path(attempt).glob("rank-0.???"):
         if re.search(rb"(?i)loss.*\b(?:nan|inf)\b", read_end(path, 16_384)):  # only then all of it is read
-            since = {rank: file.facts.get("not_finite_since") or 0 for rank, file in read_phases(Path(attempt)).items()}
-            first = min(filter(None, since.values()), default=0)
+            since = {
+                rank: file.facts.get("not_finite_since") or math.inf
+                for rank, file in read_phases(Path(attempt)).items()
+            }
+            first = min(since.values(), default=0)
             ranks = [rank for rank, step in since.items() if step == first]
+            named = f"{ranks_text(ranks)} had the first gradients that are no numbers, in step {first}; "
+            if len(ranks) == len(since):  # later all have them, by the weights that they share
+                named = ""
             for finding in explain_texts([LogSource(path.name, path)]).warnings:
-                if first and len(ranks) < len(since):  # later all have them, by the weights that they share
-                    gradients = f"{ranks_text(ranks)} had the first gradients that are no numbers, in step {first}"
-                    finding = replace(finding, why=f"{gradients}; {finding.why}")
-                yield finding
+                yield replace(finding, why=named + finding.why)
 
 
 def _ways(run: Mapping[str, Any]) -> dict[str, Any]:
