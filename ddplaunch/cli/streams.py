@@ -64,8 +64,7 @@ def tell_refusal(findings: Sequence[Finding]) -> None:
     """Write the findings that refuse a launch, and how to launch all the same, which such a program knows itself."""
     tell_findings(findings)
     if _path() is None:
-        refusing = [one for one in findings if one.severity is Severity.ERROR]
-        tell(refusal_text(refusing, Terminal.of(sys.stderr)))
+        tell(refusal_text(findings, Terminal.of(sys.stderr)))
 
 
 @dataclass(frozen=True)

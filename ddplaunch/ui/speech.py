@@ -56,10 +56,10 @@ def counted(findings: Sequence[Finding]) -> str:
 
 def refusal_text(findings: Sequence[Finding], terminal: Terminal) -> str:
     """Return the last lines of a refused launch: nothing was launched, and how to override that."""
-    codes = dict.fromkeys(finding.code for finding in findings if finding.severity is Severity.ERROR)
-    ignore = " ".join(f"--ignore {code}" for code in codes)
+    refusing = [finding for finding in findings if finding.severity is Severity.ERROR]
+    ignore = " ".join(f"--ignore {code}" for code in dict.fromkeys(finding.code for finding in refusing))
     way = f"add `{ignore}`"
     if os.environ.get(CALLED_AS):  # a script that runs ddplaunch has options of its own
         way = f"put `DDPLAUNCH_OPTIONS='{ignore}'` before the command; other options of ddplaunch go there too"
-    text = f"{counted(findings)}. To launch all the same, {way}."
+    text = f"{counted(refusing)}. To launch all the same, {way}."
     return terminal.page(terminal.lines(text, "nothing was launched: ", "  ", emphasis="error"))
