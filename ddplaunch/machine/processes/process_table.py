@@ -242,9 +242,8 @@ def io_bytes_of(task: int | str) -> int:
 
 def catches(pid: int, number: int) -> bool:
     """Return whether a process has a handler for a signal, from proc_pid_status(5)."""
-    status = (read_bytes(f"/proc/{pid}/status") or b"").splitlines()
-    mask = next((line.split()[1] for line in status if line.startswith(b"SigCgt:")), b"0")
-    return bool(int(mask, 16) >> (number - 1) & 1)
+    mask = (read_bytes(f"/proc/{pid}/status") or b"").partition(b"\nSigCgt:")[2].split()[:1]
+    return mask != [] and int(mask[0], 16) >> (number - 1) & 1 == 1
 
 
 def descendants(table: ProcessTable, roots: set[int]) -> set[int]:
