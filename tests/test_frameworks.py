@@ -7,6 +7,7 @@ import re
 import shlex
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 
 import pytest
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.slow
 PAGE = (Path(__file__).parents[1] / "docs" / "frameworks.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^ddplaunch (run 2 --device cpu .*)$", PAGE, re.M)
 SCRIPTS = [name for name in samples(PAGE) if name.endswith(".py")]
-#: What the names of the page belong to: large packages that the tests' environment need not have.
+#: The package of each name of the page.
 TRACKERS = {"wandb": "wandb", "mlflow": "mlflow", "SummaryWriter": "tensorboard"}
 TRACKER_LINES = re.findall(r"^    ((\w+)\S* ?.*ddplaunch\.current\(\).*)$", PAGE, re.M)
 #: What each launch of the page plans for a rank: twice the rate of one process, with and without accumulation.
@@ -40,8 +41,8 @@ def test_ranks_train_together_by_the_planned_numbers(command: str, tmp_path: Pat
 
 def test_deepspeed_has_the_planned_numbers(tmp_path: Path) -> None:
     """DeepSpeed compiles its exchange on CPUs, once for a user, which takes a minute."""
-    if find_spec("deepspeed") is None:
-        pytest.skip("deepspeed is not installed")
+    if find_spec("deepspeed") is None or which("g++") is None:
+        skip("deepspeed or g++ is not installed")
     (made,) = re.findall(r"```py\n(config = .*?)```", PAGE, re.S)
     options, _, others = samples(PAGE)["accelerated.py"].partition("accelerator = ")
     (inputs,) = re.findall(r"^inputs = .*$", others, re.M)
@@ -78,7 +79,7 @@ def train_by_plan(command: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("line", "name"), TRACKER_LINES, ids=[name for _, name in TRACKER_LINES])
 def test_a_tracker_has_the_values_of_the_launch_once(line: str, name: str, tmp_path: Path) -> None:
     if find_spec(TRACKERS[name]) is None:
-        pytest.skip(f"{TRACKERS[name]} is not installed")
+        skip(f"{TRACKERS[name]} is not installed")
     made_by = f"import {name}" if name == TRACKERS[name] else "from torch.utils.tensorboard import SummaryWriter"
     script = f"""import ddplaunch
 import torch.distributed as dist
