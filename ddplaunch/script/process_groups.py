@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Final
 
 from ddplaunch.script.flow import DISPLAYS, PLACES, Flow, places_of
-from ddplaunch.script.known import NAMESPACES
+from ddplaunch.script.known import NAMESPACES, UNKNOWN
 from ddplaunch.script.names import Function, FunctionNodes, at, dotted, keyword, last, string
 from ddplaunch.script.options.fields import is_training_arguments
 from ddplaunch.script.reachable import ReachablePart, calls_in, environment_names, is_environ
@@ -18,8 +18,6 @@ from ddplaunch.script.script_report import FRAMEWORKS, LOCAL_WORLD, WORLD, Decla
 from ddplaunch.values.frozen import dataclass
 
 _RANK_NAMES = frozenset({"RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "GROUP_RANK"})
-# A mention of LOCAL_RANK that neither sets it nor only looks whether it is there.
-_OWN_RANK = re.compile(r"[\"']LOCAL_RANK[\"'](?!\s*(?:not\s+)?in\b|\]\s*=[^=])")
 # Variables that torchrun does not set: needed, or made the rank.
 _OF_ANOTHER = re.compile(r".*environ\b.*(?:SLURM|OMPI)_")
 _SETS_UP = ("init_process_group", "init_device_mesh", "init_distributed")
@@ -190,8 +188,8 @@ def _is_unread(key: ast.AST, part: ReachablePart, flow: Flow) -> bool:
 
 
 def device_from_option(flow: Flow, option: DeclaredOption) -> DeclaredAt | None:
-    """Return where the script takes its GPU from ``option``, a local rank, if it never reads LOCAL_RANK."""
-    if option.computed or any(_OWN_RANK.search(part.source.text) for part in flow.parts):
+    """Return where the script takes its GPU from ``option``, a local rank, if nothing but arguments gives its value."""
+    if flow.known.option(option.dest) is UNKNOWN or flow.assigned(option.dest):
         return None
     for call, part in calls_in(flow.parts, "set_device", "device", "cuda", "to", "DistributedDataParallel", "DDP"):
         chosen = [keyword(call, "device_ids")] if last(call.func) in ("DistributedDataParallel", "DDP") else call.args

@@ -468,6 +468,8 @@ DEVICE = (
         ("engine, *_ = deepspeed.initialize(args)\nx.to(engine.local_rank)\n", None),
         ("if args.local_rank > 0:\n    torch.cuda.set_device(args.local_rank)\n", None),
         ("args.local_rank = int(os.environ['LOCAL_RANK'])\ntorch.cuda.set_device(args.local_rank)\n", None),
+        ("rank = int(os.environ['LOCAL_RANK'])\nmodel.cuda(args.local_rank)\n", 6),
+        ("p.set_defaults(local_rank=int(os.environ['LOCAL_RANK']))\nmodel.cuda(args.local_rank)\n", None),
         ("import accelerate\ntorch.cuda.set_device(args.local_rank)\n", None),
         ("import mmseg\ntorch.cuda.set_device(args.local_rank)\ntorch.distributed.init_process_group()\n", 6),
         (  # it is not the GPU alone that is wrong then: no process group is set up at all
