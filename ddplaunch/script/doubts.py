@@ -123,7 +123,7 @@ def doubt_of(option: DeclaredOption, uses: Sequence[Use], flow: Flow, others: Co
         return "the schedule may be `constant`, which has no warmup" if constant else ""
     if not meaning.endswith("batch_size") and meaning not in ENDS:
         return ""
-    changed = _changed(option, flow) or (_refused(option, flow) if meaning == "accum" else "")
+    changed = _changed(option, flow) or (_refused(option, flow) or _cleared(flow) if meaning == "accum" else "")
     packages = {record.package for _, record in flow.program.foreign}
     if changed or (option.parser in ("mmengine", "yacs") and packages & _CONFIGURED):
         return changed
@@ -210,15 +210,28 @@ def not_one_pass(flow: Flow) -> str:
 
 
 def _steps_after(call: ast.Call, step: ast.Call, part: ReachablePart, flow: Flow) -> bool:
-    """Return whether a step runs as often as a backward pass, in the same turn of a loop."""
+    return _is_of_optimizer(step.func, part, flow) and _as_often(call, step, part, flow)
+
+
+def _as_often(call: ast.Call, other: ast.Call, part: ReachablePart, flow: Flow) -> bool:
+    """Return whether ``other`` runs as often as a backward pass, in the same turn of a loop."""
     around = flow.known.conditions(call, part)
-    own = [test for test, wanted in flow.known.conditions(step, part) if (test, wanted) not in around]
+    own = [test for test, wanted in flow.known.conditions(other, part) if (test, wanted) not in around]
     return (
-        _is_of_optimizer(step.func, part, flow)
-        and _turn_of(call, part) is _turn_of(step, part)
-        and flow.known.runs(step, part)
+        _turn_of(call, part) is _turn_of(other, part)
+        and flow.known.runs(other, part)
         and not any(_BY_TURNS.search(ast.unparse(test)) for test in own)
     )
+
+
+def _cleared(flow: Flow) -> str:
+    """Return what clears the gradients of each pass, so that none accumulate, as a clause; empty if nothing does."""
+    for call, part in calls_in(flow.parts, "backward"):
+        if not any(_steps_after(call, step, part, flow) for step in part.calls_of("step")):
+            for clear in part.calls_of("zero_grad"):
+                if _as_often(call, clear, part, flow):
+                    return f"{at(clear, part.source)} clears the gradients of each pass"
+    return ""
 
 
 def _turn_of(node: ast.AST | None, part: ReachablePart) -> ast.AST | None:

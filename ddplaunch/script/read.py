@@ -224,7 +224,9 @@ def _known_values(
 
 
 def _declared(program: Program, part: ReachablePart) -> Iterator[DeclaredOption | None]:
-    yield from argparse_options(part)
+    # an imported file that is a program too has a parser of its own, which reads nothing in this launch
+    idle = part.source is not program.root.source and ".parse_args(" in part.source.text
+    yield from argparse_options(part, idle=idle and not part.calls_of("parse_args"))
     yield from click_options(part)
     yield from configured_options(program, part)
 

@@ -403,6 +403,7 @@ UNLOADED = "`--batch-size` was followed to train.py:5, not to a DataLoader"
 OWN_LOADER = "def build_loader(d, n):\n    return %s\nbuild_loader(data, args.batch_size)"
 UNUSED = "`--lr` was followed to train.py:%s, not to an optimizer"
 UNSTEPPED = "`--accum` was followed to train.py:%s, not to what steps"
+CLEARED = "opt = SGD()\nfor i in x:\n%s    y.backward()\n    if (i + 1) %% args.accum == 0:\n        opt.step()\n%s"
 STEPPED = "if (i + 1) % args.accum == 0:\n    opt.step()"
 UNCOUNTED = "`--warmup-steps` was followed to"
 KNOWN_SCHEDULE = "sched = get_linear_schedule_with_warmup(opt, args.warmup_steps)\n"
@@ -500,6 +501,8 @@ KNOWN_SCHEDULE = "sched = get_linear_schedule_with_warmup(opt, args.warmup_steps
         (ACCUM, "for i in x:\n    last = i % args.accum == 0\n    if not last:\n        continue\n    opt.step()", ""),
         (ACCUM, "while x:\n  y.backward()\n  if i % args.accum:\n    opt.zero_grad()\n  opt.step()", UNSTEPPED % 5),
         (ACCUM, "for micro in range(args.accum):\n    loss.backward()", ""),
+        (ACCUM, CLEARED % ("    opt.zero_grad()\n", ""), "train.py:10 clears the gradients of each pass"),
+        (ACCUM, CLEARED % ("", "        opt.zero_grad()\n"), ""),
         (ACCUM, "for i in range(args.accum):\n    loss = f(x[i::args.accum])\n    loss.backward()", "`--accum"),
         (BATCH, "batch_size, width = inputs.shape\nassert batch_size == 1\n" + LOADED, ""),
     ],

@@ -29,12 +29,13 @@ _NO_VALUE = frozenset(
 )
 
 
-def argparse_options(part: ReachablePart) -> Iterator[DeclaredOption | None]:
+def argparse_options(part: ReachablePart, *, idle: bool = False) -> Iterator[DeclaredOption | None]:
     """Yield the options of ``add_argument`` calls on any object; None if flags are computed, or any word is taken.
 
-    Those of a subcommand cannot be filled in, because they are only valid behind its name.
+    Those of a subcommand cannot be filled in, because they are only valid behind its name. With ``idle`` only those of
+    functions count.
     """
-    calls = part.calls_of("add_argument")
+    calls = [call for call in part.calls_of("add_argument") if not (idle and part.around(call, ast.Module))]
     subparsers = _subparser_names(part) if calls else set()
     for call in calls:
         flags = strings(call.args)
