@@ -32,12 +32,7 @@ BLOCK = re.compile(
     re.DOTALL,
 )
 SAMPLE = re.compile(r"<!-- file: (?P<name>[\w./]+) -->\n```\w+\n(?P<text>.*?)```\n", re.DOTALL)
-REDIRECTION = {
-    "stdout": "2>/dev/null",
-    "both": "2>&1",
-    "table": "2>/dev/null",
-    "doctor": "2>/dev/null",
-}
+REDIRECTION = {"stdout": "2>/dev/null", "both": "2>&1", "table": "2>/dev/null", "doctor": "2>/dev/null"}
 DEADLINE_S = 200
 HOME = "/home/ada"
 COLUMNS = 80

@@ -18,6 +18,7 @@ from ddplaunch.machine.facts import TorchFacts
 from ddplaunch.planning.launch import Launch, Needs
 from ddplaunch.planning.options import flags_of_options
 from ddplaunch.script.declared import given, is_same_value
+from ddplaunch.script.known import TORCHRUN_NAMES
 from ddplaunch.script.names import FunctionNodes, records_of, records_of_text
 from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, ScriptReport
 from ddplaunch.values.finding import error, warning
@@ -95,6 +96,24 @@ def module_not_found(launch: Launch, environment: dict[str, str]) -> Findings:
             f"{at.file} imports `{name}`{f' and {more} more' if more else ''}, which this interpreter lacks",
             why=f"every rank would end in ModuleNotFoundError: they run {sys.executable}{but}",
             fix=f"`{sys.executable} -m pip install {name}`, if that is its package; or start ddplaunch where it is",
+            where=str(at),
+        )
+
+
+def variable_not_set(script: ScriptReport, launch: Launch, environment: dict[str, str]) -> Findings:
+    """The script reads a variable of the environment that is not set.
+
+    Only `os.environ["NAME"]` counts that each rank reaches, of names that neither the script nor torchrun sets.
+    Remedy: `--env NAME=VALUE`.
+    """
+    names = {*environment, *TORCHRUN_NAMES, *(variable.name for variable in launch.environment)}
+    unset = [each for each in script.needs_env if each[0] not in names and "DDPLAUNCH_" not in each[0]]
+    for name, at in unset[:1]:
+        yield error(
+            "variable-not-set",
+            f"{at.file} reads the variable {name}, which is not set",
+            why="every rank would end in KeyError",
+            fix=f"`--env {name}=VALUE`, or start it where it is set",
             where=str(at),
         )
 

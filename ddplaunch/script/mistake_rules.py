@@ -8,18 +8,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ddplaunch.script.flow import Flow
 from ddplaunch.script.names import at, dotted, keyword, string
 from ddplaunch.script.process_groups import Outside
-from ddplaunch.script.reachable import ReachablePart, calls_in, is_environ
+from ddplaunch.script.reachable import calls_in, is_environ
 from ddplaunch.script.script_report import Mistake
 
 _INIT = ("torch.distributed.init_process_group", "torch.distributed.distributed_c10d.init_process_group")
-
-
-def _is_plain(node: ast.AST, part: ReachablePart, flow: Flow) -> bool:
-    """Return whether the main guard is the only condition around ``node``."""
-    return all("__name__" in ast.unparse(test) for test, _ in flow.known.conditions(node, part))
 
 
 def mistakes_of(outside: Outside) -> Iterator[Mistake]:
@@ -36,19 +30,14 @@ def mistakes_of(outside: Outside) -> Iterator[Mistake]:
             if method.startswith("tcp://") and part.around(call, ast.Try) is None:
                 # an address without size and rank is refused, and torch chooses the backend by the device
                 yield Mistake(at(call, part.source), f"{ast.unparse(call.func)}()", method)
-    chain = [(flow.function_of(call, home), home) for call, home in calls]
-    for function, home in chain:  # and the functions that certainly call these
-        for reference, where in outside.references(function, home) if function else ():
-            caller = (flow.function_of(reference, where), where)
-            if caller not in chain and _is_plain(reference, where, flow):
-                chain.append(caller)
-    around = [None, *(function for function, _ in chain)]
+    functions = [flow.function_of(*place) for place in calls]
     for part in outside.parts if by_environment else ():
         for node in part.of(ast.Assign):
             target, value = node.targets[0], string(node.value)
             variable = isinstance(target, ast.Subscript) and is_environ(target.value, part) and string(target.slice)
-            # certainly before the set-up of a group: at the top level, in the same function, or in one that calls it
-            certain = flow.function_of(node, part) in around and _is_plain(node, part, flow)
+            # where the group is set up, or elsewhere for certain
+            plain = all("__name__" in ast.unparse(test) for test, _ in flow.known.conditions(node, part))
+            certain = (plain and flow.function_of(node, part) in functions) or outside.is_certain(node.value, part)
             if variable == "MASTER_PORT" and value is not None and certain and part.around(node, ast.Try) is None:
                 corrected = f'os.environ.setdefault("MASTER_PORT", "{value}")'
                 yield Mistake(at(node, part.source), corrected, f"MASTER_PORT={value}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from typing import Final
 
@@ -13,13 +13,11 @@ from ddplaunch.script.flow import DISPLAYS, PLACES, Flow, places_of
 from ddplaunch.script.known import NAMESPACES, UNKNOWN
 from ddplaunch.script.names import Function, FunctionNodes, at, dotted, keyword, last, string
 from ddplaunch.script.options.fields import is_training_arguments
-from ddplaunch.script.reachable import ReachablePart, calls_in, environment_names, is_environ
+from ddplaunch.script.reachable import ReachablePart, calls_in, is_environ
 from ddplaunch.script.script_report import FRAMEWORKS, LOCAL_WORLD, WORLD, DeclaredAt, DeclaredOption, FixedDevices
 from ddplaunch.values.frozen import dataclass
 
 _RANK_NAMES = frozenset({"RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "GROUP_RANK"})
-# Variables that torchrun does not set: needed, or made the rank.
-_OF_ANOTHER = re.compile(r".*environ\b.*(?:SLURM|OMPI)_")
 _SETS_UP = ("init_process_group", "init_device_mesh", "init_distributed")
 _SETTING_UP = re.compile(
     r"(?:torch|deepspeed)\..*init_(?:process_group|device_mesh|distributed)"
@@ -48,7 +46,7 @@ _ANNOTATED = (ast.arg, ast.AnnAssign, ast.Subscript, ast.BinOp, *FunctionNodes)
 _DEVICES = re.compile(r"(?i)n_?gpus?|num_gpus|gpu_count|(?:gpu|device)s|(?:gpu|device)_ids|device_count|world_size")
 
 
-_MAIN_OR_DEVICES = re.compile(rf"__name__|device_count|is_available|^[\w.]*\b(?:{_DEVICES.pattern[4:]})\s*[<>=]")
+_OF_DEVICES = re.compile(rf"device_count|is_available|^[\w.]*\b(?:{_DEVICES.pattern[4:]})\s*[<>=]")
 
 
 # Fields of ``ddplaunch.current()`` that are numbers of the plan.
@@ -111,29 +109,24 @@ class GroupSetUp:
     joined: bool = False
 
 
-def ranks_of(outside: Outside, options: Sequence[DeclaredOption]) -> GroupSetUp:
+def ranks_of(outside: Outside, options: Sequence[DeclaredOption], reads_env: Collection[str]) -> GroupSetUp:
     """Return where the script starts its own ranks, or which options keep it from setting up a process group."""
     parts, flow = outside.parts, outside.flow
-    certain = next((place for place in outside.spawns if _is_certain(*place, flow)), None)
+    certain = next((place for place in outside.spawns if _is_certain(*place, outside)), None)
     set_ups = _set_ups(parts)
     obstacles = [outside.obstacle(call, part) for call, part in set_ups]
     alone = None not in obstacles
-    aware = any(name in _RANK_NAMES for part in parts for name in environment_names(part))
+    aware = not _RANK_NAMES.isdisjoint(reads_env)
     if certain is not None and (alone or not aware):
         return GroupSetUp(at(certain[0], certain[1].source), alone)
     frames = (node for part in parts for node in _joining(part, bool(set_ups)))
-    sets_rank = any(True for part in parts for _ in _sets_rank(part))
-    of_another = any(
-        (tests or isinstance(node, ast.Assign))
-        and all(flow.known.decide(test, part) is wanted for test, wanted in tests)
+    sets_rank = any(
+        isinstance(node.ctx, ast.Store) and string(node.slice) == "RANK" and is_environ(node.value, part)
         for part in parts
-        if _OF_ANOTHER.search(part.source.text)
-        for node in (*_sets_rank(part), *part.of(ast.Subscript))
-        if _OF_ANOTHER.match(ast.unparse(node))
-        for tests in [flow.known.conditions(node, part)]
+        for node in part.of(ast.Subscript)
     )
     # a group with a rank of the script's own or of another launcher's, not with the one in the environment
-    own = of_another or (not aware and (sets_rank or all(keyword(call, "rank") is not None for call, _ in set_ups)))
+    own = not aware and (sets_rank or all(keyword(call, "rank") is not None for call, _ in set_ups))
     places = (*(() if own else set_ups), *frames)
     joined = any(outside.obstacle(node, part, unread=True) is None for node, part in places)
     if joined or not alone:
@@ -265,6 +258,39 @@ class Outside:
             return _SPAWN
         return next((reason for reason in found if reason is not _SPAWN), found[0] if found else None)
 
+    def is_certain(
+        self, node: ast.expr, part: ReachablePart, devices: bool = False, seen: frozenset[int] = frozenset()
+    ) -> bool:
+        """Return whether ``node`` runs in each rank: under no condition that is open, in a function that is called.
+
+        With ``devices`` counts of devices may be conditions.
+        """
+        function = self.flow.function_of(node, part)
+        returns = (each for each in ast.walk(function or node) if isinstance(each, ast.Return))
+        if any(each.lineno < node.lineno for each in returns) or not all(
+            self.flow.known.decide(test, part) is wanted
+            or (devices and wanted and _OF_DEVICES.search(ast.unparse(test)))
+            for test, wanted in self.flow.known.conditions(node, part)
+        ):
+            return False
+        return function is None or any(
+            isinstance(where.parent(name), ast.Call) and self.is_certain(name, where, devices, seen | {id(function)})
+            for name, where in self.references(function, part)
+            if id(function) not in seen and id(name) not in self.targets
+        )
+
+    def needed_variables(self) -> Iterator[tuple[str, DeclaredAt]]:
+        """Yield the variables of the environment that ranks need by ``os.environ["NAME"]``, and nothing sets."""
+        text = "\n".join(file.text for file in self.flow.program.files.values())
+        given = re.findall(r"(?:\[|default\()['\"](\w+)['\"](?:, |\] = )", text)
+        for part in self.parts if not re.search(r"dotenv|putenv|environ(\.update|\W* = )", text) else ():
+            for node in part.of(ast.Subscript):
+                name = string(node.slice)
+                read = name and isinstance(node.ctx, ast.Load) and is_environ(node.value, part)
+                sure = read and name not in given and not part.around(node, ast.Try, ast.BoolOp, ast.Lambda)
+                if sure and self.is_certain(node, part):
+                    yield str(name), at(node, part.source)
+
     def references(self, function: Function, part: ReachablePart) -> Iterator[tuple[ast.expr, ReachablePart]]:
         """Yield the names that may stand for ``function``, other than those in its own body."""
         parent = part.parent(function)
@@ -285,14 +311,6 @@ class Outside:
 
 def _arguments(call: ast.Call) -> list[ast.expr]:
     return [*call.args, *(item.value for item in call.keywords)]
-
-
-def _sets_rank(part: ReachablePart) -> Iterator[ast.Assign]:
-    """Yield where a part sets RANK in the environment."""
-    for node in part.of(ast.Assign):
-        target = node.targets[0]
-        if isinstance(target, ast.Subscript) and string(target.slice) == "RANK" and is_environ(target.value, part):
-            yield node
 
 
 # Under torchrun Lightning takes as many devices as there are ranks, or ends.
@@ -354,20 +372,9 @@ def _starts_ranks(call: ast.Call, part: ReachablePart) -> bool:
     return name in _LIBRARIES and bool(_arguments(call))
 
 
-def _is_certain(call: ast.Call, part: ReachablePart, flow: Flow, seen: frozenset[int] = frozenset()) -> bool:
+def _is_certain(call: ast.Call, part: ReachablePart, outside: Outside) -> bool:
     """Return whether the main guard and counts of devices are the only conditions of a call; True for libraries."""
-    if dotted(call.func, part.aliases) in _LIBRARIES:
-        return True
     loop = part.around(call, ast.For)
-    around = flow.known.conditions(call, part)
-    plain = all(wanted and _MAIN_OR_DEVICES.search(ast.unparse(test)) for test, wanted in around)
-    if not plain or (loop and not any(_DEVICES.fullmatch(last(node)) for node in ast.walk(loop.iter))):
-        return False  # not a loop as `for rank in range(n_gpus)`
-    function = flow.function_of(call, part)
-    before = (node for node in ast.walk(function or call) if isinstance(node, ast.Return))
-    if any(node.lineno < call.lineno for node in before):
-        return False
-    calls = part.calls_of(function.name) if function is not None and id(function) not in seen else []
-    return function is None or any(
-        isinstance(each.func, ast.Name) and _is_certain(each, part, flow, seen | {id(function)}) for each in calls
-    )
+    # not a loop as `for rank in range(n_gpus)`
+    other = loop and not any(_DEVICES.fullmatch(last(node)) for node in ast.walk(loop.iter))
+    return dotted(call.func, part.aliases) in _LIBRARIES or (not other and outside.is_certain(call, part, devices=True))

@@ -22,7 +22,6 @@ from ddplaunch.script.options.calls import argparse_options, has_positional
 from ddplaunch.script.options.commands import click_options
 from ddplaunch.script.options.fields import configured_options
 from ddplaunch.script.process_groups import (
-    GroupSetUp,
     Outside,
     current_numbers,
     device_from_option,
@@ -102,7 +101,8 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
     flow.use_conditions(options, values)
     local = next((option for option in options if _LOCAL_RANK & set(option.flags)), None)
     outside = Outside(flow)
-    ranks = ranks_of(outside, (*options, *config.switches))
+    reads_env = tuple(dict.fromkeys(name for part in parts for name in environment_names(part)))
+    ranks = ranks_of(outside, (*options, *config.switches), reads_env)
     switched = not _LOCAL_RANK.isdisjoint(ranks.switches)
     if local and switched:  # a finding has the command with each rank's own, and with these numbers
         flow.use_conditions(options, values | {local.dest: UNKNOWN})
@@ -119,8 +119,10 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
     )
     mistakes = () if outside.spawns or switched else tuple(mistakes_of(outside))
     devices = list(devices_of(outside))
+    needed = tuple(outside.needed_variables())
+    of_another = any(re.match("SLURM_|OMPI_", name) for name, _ in needed)
     apart = _apart(
-        ranks,
+        ranks.joined and not of_another,
         None if switched else ranks.off,
         [each.at for each in devices if not each.number],
         frameworks or own_group,
@@ -140,7 +142,8 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
         if local is None or switched or (frameworks - {"deepspeed"} and not own_group)
         else device_from_option(flow, local),
         early=next(_named_early(program), ""),
-        reads_env=tuple(dict.fromkeys(name for part in parts for name in environment_names(part))),
+        reads_env=reads_env,
+        needs_env=needed,
         asks_for=current_numbers(flow),
         ambiguous=numbers.ambiguous,
         instead=(*numbers.instead, *accumulated),
@@ -159,7 +162,7 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
 _KEY = re.compile(r"[\s\"'{-]*([\w.-]+)[\"']?\s*[:=](?!\s*[\"']?(?:1|None|null|true|false|auto)\b)", re.IGNORECASE)
 
 
-def _apart(ranks: GroupSetUp, off: DeclaredAt | None, devices: Sequence[DeclaredAt], named: object) -> str:
+def _apart(joined: bool, off: DeclaredAt | None, devices: Sequence[DeclaredAt], named: object) -> str:
     """Return why the ranks of a launch may not train together, as a clause; empty if a group of theirs was followed.
 
     ``named``: the source names a process group or a framework that sets one up.
@@ -168,7 +171,7 @@ def _apart(ranks: GroupSetUp, off: DeclaredAt | None, devices: Sequence[Declared
         return f"each rank trains alone ({off})"
     if devices:
         return f"{devices[0]} may decide how many devices train"
-    return "" if ranks.joined else GROUP_NOT_FOLLOWED if named else NO_GROUP
+    return "" if joined else GROUP_NOT_FOLLOWED if named else NO_GROUP
 
 
 def _read_alone(parts: Sequence[ReachablePart], args: Sequence[str]) -> str:

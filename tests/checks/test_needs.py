@@ -86,6 +86,7 @@ def test_where_cuda_is_used_whatever_happens(text: str, line: int | None) -> Non
 
 
 LACKING = healthy_launch(needs=Needs((("peft", HERE), ("trl", HERE))))
+READS = healthy_script(needs_env=(("RANK", HERE), ("DATA", HERE)))
 CPU_BUILD = healthy_torch(cuda=None)
 
 
@@ -124,6 +125,9 @@ CASES = (
     fires("module-not-found", "train.py imports `peft` and 1 more, which … pip install peft` … py:7", launch=LACKING),
     fires("module-not-found", "the active environment is /v", launch=LACKING, environment={"VIRTUAL_ENV": "/v"}),
     silent("module-not-found"),
+    fires("variable-not-set", "train.py reads the variable DATA, which … `--env DATA=VALUE` … py:7", script=READS),
+    silent("variable-not-set", script=healthy_script(needs_env=(("DDPLAUNCH_LR", HERE), ("ROLE_NAME", HERE)))),
+    silent("variable-not-set", script=READS, environment={"DATA": "."}),
     fires("cuda-without-gpus", "train.py:7", launch=on_cpu("flag")),
     fires("cuda-without-gpus", "train.py:7", launch=on_cpu("detected"), torch=CPU_BUILD),
     silent("cuda-without-gpus", launch=on_cpu("detected")),

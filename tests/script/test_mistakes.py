@@ -38,7 +38,12 @@ WITHOUT_LAUNCHER = (
         (WITHOUT_LAUNCHER, 0, ""),
         (f"{PORT}{GROUP}if n:\n    torch.multiprocessing.spawn(main, nprocs=n)\n", 0, ""),
         (f"def join():\n    {GROUP}def start():\n    {PORT}    join()\nstart()\n", 7, SET_PORT),
-        (f"def join():\n    {GROUP}def start():\n    {PORT}    join() if debug else stay()\nstart()\njoin()\n", 0, ""),
+        (
+            f"def join():\n    {GROUP}def start():\n    {PORT}    join() if debug else stay()\nstart()\njoin()\n",
+            7,
+            SET_PORT,
+        ),
+        (f"def join():\n    {GROUP}def start():\n    {PORT}if debug:\n    start()\njoin()\n", 0, ""),
     ],
 )
 def test_an_address_or_port_of_the_script(tmp_path: Path, body: str, line: int, corrected: str) -> None:

@@ -119,10 +119,7 @@ UP = "def up(many):\n    if many:\n        dist.init_process_group()\n"
         (SPAWNED + "launch = mp.spawn\nlaunch(f, (1,), 4)\n", True),
         (SPAWNED + "own = mp.get_context('spawn')\n[own.Process(target=f, args=(n,)) for n in range(4)]\n", True),
         ("import os\nif 'SLURM_PROCID' in os.environ:\n    " + OF_SLURM.replace("\n", "; ", 1), True),
-        (
-            "import os\nif 'RANK' in os.environ:\n    n = os.environ['SLURM_PROCID']\n    dist.init_process_group()\n",
-            True,
-        ),
+        ("import os\nif 'RANK' in os.environ:\n    os.environ['SLURM_PROCID']\n    dist.init_process_group()\n", True),
         ("import os\nif 'RANK' in os.environ:\n    dist.init_process_group()\nelse:\n    os.environ['OMPI_X']\n", None),
         ("import os\nos.system(command)", True),
         ("import os\nos.system('date')", False),
@@ -482,6 +479,30 @@ DEVICE = (
 def test_where_an_option_alone_chooses_the_gpu(tmp_path: Path, body: str, line: int | None) -> None:
     found = read(tmp_path, DEVICE + body).takes_local_rank
     assert (None if found is None else found.line) == line
+
+
+READS, ENVIRON = "os.environ['DATA']", "import os\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        (f"data = {READS}\n", 2),
+        (f"def main():\n    data = {READS}\nif __name__ == '__main__':\n    main()\n", 3),
+        (f"if 'RANK' in os.environ:\n    data = {READS}\n", 3),
+        (f"def main():\n    data = {READS}\nif debug:\n    main()\n", None),
+        (f"def main():\n    if debug:\n        return\n    data = {READS}\nmain()\n", None),
+        (f"try:\n    data = {READS}\nexcept KeyError: pass\n", None),
+        (f"data = debug or {READS}\n", None),
+        (f"os.environ.setdefault('DATA', '.')\ndata = {READS}\n", None),
+        (f"dotenv.load_dotenv()\ndata = {READS}\n", None),
+        (f"import sets\ndata = {READS}\n", None),
+        ("data = os.environ.get('DATA')\n", None),
+    ],
+)
+def test_variables_without_which_each_rank_ends(tmp_path: Path, body: str, line: int | None) -> None:
+    needed = read(tmp_path, ENVIRON + body, sets=f"{ENVIRON}{READS} = '.'\n").needs_env
+    assert [(name, at.line) for name, at in needed] == ([("DATA", line)] if line else [])
 
 
 SETS = "for name in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS'):\n    os.environ[name] = '1'\n"
