@@ -116,8 +116,10 @@ def _as_it_is_now(run: RunProcesses, directory: Path | None) -> RunProcesses | N
 
 def _sampler(run: RunProcesses, followed: Mapping[Path, NodeProcesses], gpus: GpuUsage) -> Callable[[], Sample]:
     """Return a function that samples these ranks; ``followed`` are the recorded nodes of this host, by attempt."""
-    numbers = [process.number("RANK") for process in run.ranks]  # unreadable for another user's: pids are in rank order
-    positions = [position if number is None else number for position, number in enumerate(numbers)]
+    # unreadable for another user's: pids are in rank order
+    positions = [
+        position if (number := process.number("RANK")) is None else number for position, process in enumerate(run.ranks)
+    ]
     usage = RankUsage(dict(zip(positions, run.ranks, strict=True)))
     sources: list[Steps | FollowedPhases] = []
     for folder, node in followed.items():

@@ -31,6 +31,7 @@ from ddplaunch.watch.sharing import (
     apart,
     group,
     on_cpu,
+    rates_apart,
     replicas,
     same_gpu,
     same_order,
@@ -71,8 +72,6 @@ class Observed(NamedTuple):
 def look(attempt: str, ranks: Sequence[int], environ: Mapping[str, str], ignored: Collection[str] = ()) -> Observed:
     """Compare the notes of ``ranks`` in the folder ``attempt`` with the plan in the launch's ``environ``."""
     notes = read_notes(Path(attempt), ranks)
-    if not notes:
-        return Observed((), False)
     complete = len(notes) == len(ranks) and all(note.get("over") is True for note in notes)
     node = Path(attempt).parent
     run = read_run(node.parent, int(node.name.removeprefix("node-")))
@@ -154,7 +153,7 @@ def plan_of(environ: Mapping[str, str]) -> Plan:
 
 def differences(notes: Sequence[Note], ranks: int, plan: Plan) -> tuple[Finding, ...]:
     """Return the differences to the plan in the ``notes`` of a node with this number of ``ranks``. Never raises."""
-    findings: list[Finding] = []
+    findings = list[Finding]()
     for family in (
         apart,
         unaveraged,
@@ -162,6 +161,7 @@ def differences(notes: Sequence[Note], ranks: int, plan: Plan) -> tuple[Finding,
         on_cpu,
         same_gpu,
         replicas,
+        rates_apart,
         _each(_rate, "lr"),
         _each(_batch, "batch_size"),
         _each(_accumulated, "accum"),
@@ -239,12 +239,11 @@ def _may_rise(optimizer: Note) -> bool:
 
 def _bases(optimizer: Note) -> Iterator[_Rate | None]:
     """Yield the rate of each parameter group before any schedule, None if it cannot be known."""
-    is_steady = optimizer["steady"] and optimizer["steps"] > 1
     for rate, initial, most in zip(optimizer["lr"], optimizer["initial_lr"], optimizer["max_lr"], strict=True):
         scheduled = most or initial
         if scheduled:
             yield _Rate(scheduled, True)
-        elif rate and is_steady:
+        elif rate and optimizer["steady"] and optimizer["steps"] > 1:
             yield _Rate(rate, False)
         else:
             yield None
@@ -331,20 +330,18 @@ def _accumulated(note: Note, plan: Plan) -> Finding | None:
     if pace == planned or any(size and size * pace == plan["batch_size"] * planned for size in _sizes(note)):
         return None
     moment = f"after every {what}" if pace == 1 else f"after {count(pace, what)}"
-    world = int(plan.get("world_size") or 1)
-    _, understood, place = _read(plan, ("accum", "total_accum"))
-    reason, fix = "accumulation", "put `{accum}` where the script's arguments have its accumulation; if its own is "
-    fix += f"meant, `--accum {pace}` says so to the plan"
-    if world > 1 and pace * world == planned:
-        reason += f" / {world}, the world size"
-        fix = f"give the script what it divides, {planned * world}; if {pace} is meant, `--accum {pace}` says so"
-    difference = f"the optimizer steps {moment}, the plan says after {planned}"
-    if not_passed := _not_passed("accum", f"{difference} (accumulation)", f"--accum {pace}", plan):
+    world, (_, understood, place) = int(plan.get("world_size") or 1), _read(plan, ("accum", "total_accum"))
+    fix = "put `{accum}` where the script's arguments have its accumulation; if its own is meant, "
+    fix += f"`--accum {pace}` says so to the plan"
+    if pace * world == planned:
+        fix = f"give the script {planned * world}, if it divides that by the world size; else {fix}"
+    difference = f"the optimizer steps {moment}, the plan says after {planned} (accumulation)"
+    if not_passed := _not_passed("accum", difference, f"--accum {pace}", plan):
         return not_passed
     times = f"{_text(pace / planned)} times" if pace > planned else f"1/{_text(planned / pace)} of"
     return warning(
         "numbers-differ",
-        f"{difference} ({reason})",
+        difference,
         why=f"the effective batch is {times} the one in the panel, for which the learning rate was scaled{understood}",
         fix=fix,
         where=place,
@@ -372,7 +369,7 @@ def _warmup(note: Note, plan: Plan) -> Finding | None:
     elif min(rises) > 0 and _alike(min(rises), max(rises)):
         steps = round((full - rates[0]) / rises[0])
         reasons = {number: _reason(number / planned, plan) for number in (steps, steps + 1)}
-        steps, reason = next(((number, reason) for number, reason in reasons.items() if reason), (steps, ""))
+        steps, reason = next((item for item in reasons.items() if item[1]), (steps, ""))
         if not reason or planned in reasons:
             return None
         what = f"the learning rate rises as in a warmup of {steps} steps, the plan says {planned} ({reason})"
@@ -394,7 +391,7 @@ def _each(judge: Callable[[Note, Plan], Finding | None], number: str) -> Family:
                 ranks_by_finding.setdefault(one, []).append(note["rank"])
         for one, ranks in ranks_by_finding.items():
             some = () if len(ranks) == len(notes) else tuple(f"rank {rank}" for rank in ranks)
-            yield Finding(one.code, one.severity, one.what, one.why, one.fix, (*one.where, *some))
+            yield replace(one, where=(*one.where, *some))
 
     return family
 

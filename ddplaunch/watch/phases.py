@@ -370,12 +370,11 @@ def _input_bound(ranks: Sequence[RankPhases], share: float, cpus: int, typed: st
 
 def _communication_bound(ranks: Sequence[RankPhases], share: float) -> Finding:
     size = next((size for one in ranks if isinstance(size := one.facts.get("gradient_bytes"), int)), None)
-    each_s = median(one.takes_s("comm") for one in ranks)
     gradients = "" if size is None else f", {size_text(size)} of gradients"
     return warning(
         "communication-bound",
         f"communication that does not overlap with computation takes {percent(share)} of the time: "
-        f"{milliseconds(each_s)} of a mean step{gradients}",
+        f"{milliseconds(median(one.takes_s('comm') for one in ranks))} of a mean step{gradients}",
         why="all ranks wait for each other's gradients at the end of every backward pass",
         fix="more work for each step: a larger `--batch-size`, or `--accum 4` where the script uses `no_sync()`; "
         "`ddplaunch doctor --comm` measures the links, `ddplaunch top` compares hosts",

@@ -39,13 +39,9 @@ def scale_text(sizes: Sequence[SizeMeasured], terminal: Terminal, *, strong: boo
         lines += table(filled_rows, terminal, names)
         kind = "the effective batch stays the same" if strong else "each process keeps its batch"
         lines += ["", *terminal.lines(f"{kind}; shares are of a step's time", "  ")]
-        unsure = {one.processes: noise(one) for one in measured}
-        lines += [
-            line
-            for size, why in unsure.items()
-            if why
-            for line in terminal.lines(f"{count(size, 'process')}: uncertain ({why})", "  ")
-        ]
+        for one in measured:
+            if why := noise(one):
+                lines += terminal.lines(f"{_name(one)}: uncertain ({why})", "  ")
     shown: set[str] = set()  # findings of several sizes are shown at the first one only
     for one in sizes:
         lines += ["", *_verdict_lines(one, base, terminal, strong=strong)]
@@ -56,11 +52,10 @@ def scale_text(sizes: Sequence[SizeMeasured], terminal: Terminal, *, strong: boo
 
 
 def _verdict_lines(one: SizeMeasured, base: SizeMeasured | None, terminal: Terminal, *, strong: bool) -> list[str]:
-    found = verdict(one, base, strong=strong)
-    finding = one.problem if found is None else found.finding
-    if finding is None:
-        return terminal.lines(f"{_name(one)}: {found.text if found is not None else 'not measured'}")
-    return [terminal.paint(_name(one), "bold"), *finding_text(finding, terminal).splitlines()]
+    found = verdict(one, base, strong=strong) or one.problem or "not measured"
+    if isinstance(found, str):
+        return terminal.lines(f"{_name(one)}: {found}")
+    return [terminal.paint(_name(one), "bold"), *finding_text(found, terminal).splitlines()]
 
 
 def _name(one: SizeMeasured) -> str:
@@ -89,7 +84,12 @@ def scale_json(sizes: Sequence[SizeMeasured], *, strong: bool) -> dict[str, Any]
     """Return everything as JSON values, schema 2; times in seconds, memory in bytes, shares from 0 to 1."""
     base, rows = base_of(sizes), []
     for one in sizes:
-        faster, finding = speed_up(one, base, strong=strong), verdict(one, base, strong=strong)
+        faster, found = speed_up(one, base, strong=strong), verdict(one, base, strong=strong)
+        words = (
+            {"finding": None, "text": found}
+            if isinstance(found, str)
+            else found and {"finding": plain(found), "text": found.what}
+        )
         rows.append(
             {
                 **plain(one),
@@ -99,7 +99,7 @@ def scale_json(sizes: Sequence[SizeMeasured], *, strong: bool) -> dict[str, Any]
                 "shares": one.shares if one.ranks else None,
                 "speed_up": None if faster is None else round(faster.speed_up, 4),
                 "efficiency": None if faster is None else round(faster.efficiency, 4),
-                "verdict": None if finding is None else {"finding": plain(finding.finding), "text": finding.text},
+                "verdict": words,
                 "unsure": noise(one) or None,
             }
         )

@@ -25,8 +25,7 @@ _STEPS = 4  # that every rank must have noted: fewer may all be accumulation ste
 def apart(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
     """Yield a finding if the ranks have no process group, so that each trains alone."""
     world = notes[0]["world_size"]
-    ungrouped = [note for note in notes if note["process_group"] is None and not note["others"] and not note["ddp"]]
-    if world < 2 or len(ungrouped) < ranks:
+    if world < 2 or len(notes) < ranks or any(note["process_group"] or note["others"] or note["ddp"] for note in notes):
         return
     yield warning(
         "no-process-group",
@@ -62,20 +61,27 @@ def unaveraged(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Findin
 
 
 def replicas(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
-    """Yield a finding if parameters differ after the same steps, in DistributedDataParallel or outside of it."""
-    steps = {(note["steps"], *(one["kind"] for one in note["optimizers"])) for note in notes}
-    rates = {tuple(one["lr"][0] for one in note["optimizers"]) for note in notes}
-    if len(notes) < max(2, ranks) or len(steps) != 1 or len(rates) != 1 or UNEQUAL_AFTER_STEP & {*map(str, *steps)}:
+    """Yield a finding if parameters differ after the same steps, in DistributedDataParallel or outside of it.
+
+    Without any, only if a sampler divides the samples by all ranks, and they exchange something: else `unaveraged`.
+    """
+    steps = {
+        (note["steps"], *(str(one[key]) for one in note["optimizers"] for key in ("kind", "lr"))) for note in notes
+    }
+    if len(notes) < max(2, ranks) or len(steps) != 1 or not UNEQUAL_AFTER_STEP.isdisjoint(*steps):
         return  # different rates make them differ, and are reported themselves
-    if any(not note["ddp"] or note["others"] for note in notes):
+    divided = {loader["replicas"] for note in notes for loader in note["loaders"]} == {notes[0]["world_size"]}
+    if any(note["others"] or not (note["ddp"] or (divided and note["exchanged"])) for note in notes):
         return
     if shown := _unlike_first(notes, "sums"):
         yield warning(
             "replicas-differ",
             f"the model of {shown} is not that of rank {notes[0]['rank']}: after 3 steps the parameters differ",
             why="DistributedDataParallel copies rank 0's parameters when it wraps the model, and averages gradients "
-            "from then on: what a rank loads, initialises or multiplies by itself later stays on it",
-            fix="do the same on all ranks, or on rank 0 before `DistributedDataParallel(model)`",
+            "of its own calls from then on: what a rank loads or multiplies by itself later stays on it, and so does "
+            "what it trains by calling `.module`, or a part of the model, directly",
+            fix="call what was wrapped, `model(…)`; change parameters on all ranks alike, or on rank 0 before "
+            "`DistributedDataParallel(model)`",
         )
     elif shown := _unlike_first(notes, "sums_outside"):
         yield warning(
@@ -84,7 +90,21 @@ def replicas(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]
             f"of rank {notes[0]['rank']} after 3 steps",
             why="only what DistributedDataParallel wraps begins alike and gets averaged gradients: the rest is a model "
             "of its own on each rank, of which a checkpoint has one",
-            fix="wrap them too, in one module with the model; nothing, if each rank holds a part of its own there",
+            fix="wrap all that trains in one module, and call it; nothing, if each rank holds a part of its own there, "
+            "or the script averages more seldom",
+        )
+
+
+def rates_apart(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
+    """Yield a finding if ranks begin with the same learning rate, and a schedule changes it on some of them only."""
+    rates = [*zip(*(note["optimizers"][0]["rates"] for note in notes), strict=False)]
+    if len({*rates[0]}) == 1 < len({*rates[-1]}):
+        yield warning(
+            "numbers-differ",
+            f"in step {len(rates)} the learning rate is {min(rates[-1])} on some ranks, {max(rates[-1])} on others",
+            why="not all ranks step the same schedule alike: by the same gradients their models drift apart",
+            fix="`scheduler.step()` on all ranks, not under a condition on the rank; one length for all of them, and "
+            "one metric where it takes a metric",
         )
 
 
@@ -146,7 +166,7 @@ def undivided(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding
     """Yield a finding if every rank gets all samples, or all ranks get the same part."""
     joined = [note for note in notes if note["ddp"] and note["process_group"]]
     world = notes[0]["world_size"]
-    if world < 2 or len(joined) < 2 or len(joined) < ranks or not all(note["loaders"] for note in joined):
+    if world < 2 or len(joined) < max(2, ranks) or not all(note["loaders"] for note in joined):
         return
     loaders = [loader for note in joined for loader in note["loaders"]]
     samples = {loader["samples"] for loader in loaders}

@@ -71,9 +71,8 @@ class SizeMeasured:
     @property
     def spread_s(self) -> tuple[float, float] | None:
         """The smallest tenth and the largest ninetieth percentile of the ranks' steps, in seconds."""
-        if not self.ranks:
-            return None
-        return min(one.fastest_s for one in self.ranks), max(one.slowest_s for one in self.ranks)
+        fastest_s, slowest_s = [one.fastest_s for one in self.ranks], [one.slowest_s for one in self.ranks]
+        return (min(fastest_s), max(slowest_s)) if self.ranks else None
 
     @property
     def peak_bytes(self) -> int | None:
@@ -94,15 +93,10 @@ class SizeMeasured:
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """How many times as fast a size is as the smallest measured one, the ideal factor, and their ratio."""
+    """How many times as fast a size is as the smallest measured one, and this as a share of the ideal."""
 
     speed_up: float
-    ideal: float
-
-    @property
-    def efficiency(self) -> float:
-        """The reached share of the ideal."""
-        return self.speed_up / self.ideal
+    efficiency: float
 
 
 def base_of(sizes: Sequence[SizeMeasured]) -> SizeMeasured | None:
@@ -122,25 +116,18 @@ def speed_up(one: SizeMeasured, base: SizeMeasured | None, *, strong: bool) -> S
     if one.processes == base.processes > 1:
         return None
     ideal = one.processes / base.processes
+    factor = base.mean_s / one.mean_s * (1.0 if strong else ideal)
     if one.samples_per_s and base.samples_per_s:
-        return SpeedUp(one.samples_per_s / base.samples_per_s, ideal)
-    return SpeedUp(base.mean_s / one.mean_s * (1.0 if strong else ideal), ideal)
+        factor = one.samples_per_s / base.samples_per_s
+    return SpeedUp(factor, factor / ideal)
 
 
-@dataclass(frozen=True)
-class SizeVerdict:
-    """The finding of what slows a size down, None if it scales as it should; ``text`` says either."""
-
-    finding: Finding | None
-    text: str
-
-
-def verdict(one: SizeMeasured, base: SizeMeasured | None, *, strong: bool) -> SizeVerdict | None:
-    """Return the verdict on what slows a size down most, None if it was not measured."""
+def verdict(one: SizeMeasured, base: SizeMeasured | None, *, strong: bool) -> Finding | str | None:
+    """Return the finding of what slows a size down most, or words that nothing does; None if it was not measured."""
     if not one.ranks:
         return None
     if one.apart is not None:
-        return SizeVerdict(one.apart, one.apart.what)
+        return one.apart
     faster = speed_up(one, base, strong=strong)
     is_base = base is None or one.processes == base.processes
     finding = held_back(one.ranks, one.cpus, one.workers)
@@ -149,10 +136,10 @@ def verdict(one: SizeMeasured, base: SizeMeasured | None, *, strong: bool) -> Si
     if finding is None and not is_base and base is not None and faster is not None:
         finding = _of_speed(one, base, faster, strong=strong)
     if finding is not None:
-        return SizeVerdict(finding, finding.what)
+        return finding
     if faster is None or is_base:
-        return SizeVerdict(None, "nothing holds its steps back")
-    return SizeVerdict(None, f"scaling as it should: {percent(faster.efficiency)} of the ideal")
+        return "nothing holds its steps back"
+    return f"scaling as it should: {percent(faster.efficiency)} of the ideal"
 
 
 def _is_too_many(one: SizeMeasured) -> bool:
@@ -199,16 +186,14 @@ def _of_speed(one: SizeMeasured, base: SizeMeasured, faster: SpeedUp, *, strong:
     if shares and not longer:
         most = max(shares, key=lambda name: shares[name])
         what += f"; {WORDS[most]} takes {percent(shares[most])}"
-    return warning(
-        "speed-up-low",
-        what,
-        why="GPUs that work together get hot, share power, PCIe and the CPUs that feed them"
-        if longer
-        else "no phase alone takes a quarter of the time",
-        fix="`ddplaunch top --json` shows each GPU's clock, power and number of other processes"
-        if longer
-        else "with a larger `--batch-size` the fixed cost of a step weighs less; `ddplaunch fit` finds the largest",
+    why, fix = (
+        "no phase alone takes a quarter of the time",
+        "with a larger `--batch-size` the fixed cost of a step weighs less; `ddplaunch fit` finds the largest",
     )
+    if longer:
+        why = "GPUs that work together get hot, share power, PCIe and the CPUs that feed them"
+        fix = "`ddplaunch top --json` shows each GPU's clock, power and number of other processes"
+    return warning("speed-up-low", what, why=why, fix=fix)
 
 
 def noise(one: SizeMeasured) -> str:

@@ -79,7 +79,7 @@ def train(fault, rank=rank, store="env://"):
     torch.manual_seed(0)
     data = Samples(torch.randn(400, 4)) if fault == "ranks" else TensorDataset(torch.randn(80, 4))
     model = torch.nn.Linear(4, 1)
-    if fault not in ("apart", "unwrapped"):
+    if fault not in ("apart", "unwrapped", "loss"):
         model = DistributedDataParallel(model)
     torch.manual_seed(rank if fault == "head" else 0)
     head = torch.nn.Linear(1, 1)  # outside of DistributedDataParallel
@@ -87,7 +87,7 @@ def train(fault, rank=rank, store="env://"):
     optimizer = torch.optim.SGD(trained, lr=args.lr)
     for group in optimizer.param_groups:
         group["lr"] *= {"ranks": rank + 1}.get(fault, 1)
-    if fault == "often":
+    if fault in ("often", "first"):
         warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / 200))
     sampler = DistributedSampler(data, world, rank) if fault != "plain" else None
     loader = DataLoader(data, args.batch_size, sampler=sampler)
@@ -98,8 +98,10 @@ def train(fault, rank=rank, store="env://"):
         loss = (head(model(batch)) - batch.sum(1, keepdim=True)).square().mean()
         loss.backward()
         optimizer.step()
-        for _ in range(world if fault == "often" else 0):
+        for _ in range({"often": world, "first": rank == 0}.get(fault, 0)):
             warmup.step()  # as often as accelerate's
+        if fault == "loss":
+            dist.all_reduce(loss.detach())
         if rank == 0:
             print(loss.item().hex())
     if fault != "apart":
@@ -133,6 +135,11 @@ FAULTS = {
         "the optimizer trains parameters outside of DistributedDataParallel, and those of rank 1 are not those of rank "
         "0 after 3 steps"
     ],
+    "loss": [
+        "the optimizer trains parameters outside of DistributedDataParallel, and those of rank 1 are not those of rank "
+        "0 after 3 steps"
+    ],
+    "first": ["in step 4 the learning rate is 0.0001 on some ranks, 0.0004 on others"],
     "often": ["the learning rate rises as in a warmup of 100 steps, the plan says 200 (/ 2, the world size)"],
     "apart": ["2 ranks train, and none has joined a process group: these are 2 separate trainings"],
 }

@@ -77,13 +77,13 @@ BATCHES: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
     ({"batch_size": 12}, {}, ""),
 )
 AHEAD, OF_FOUR = [[1, 2], [2, 1], [3, 1], [4, 1]], [[1, 4], [2, 4], [3, 4], [4, 4]]
-#: Notes, the accumulation of the plan, after what the optimizer steps, and what is seen in that.
-STEPS: tuple[tuple[list[dict[str, Any]], int, str, str], ...] = (
-    (both(), 4, "every batch", ""),
-    (both({"batches": AHEAD}), 3, "every batch", ""),  # it fetches one batch ahead
-    (both({"batches": [[1, 5], [2, 5], [3, 5]]}), 1, "5 batches", ""),
-    (both(loaders=[], passes=[20, 20, 20]), 1, "20 backward passes", ""),
-    (both(loaders=[], passes=[8, 8, 8]), 16, "8 backward passes", " / 2, the world size"),
+#: Notes, the accumulation of the plan, and after what the optimizer steps.
+STEPS: tuple[tuple[list[dict[str, Any]], int, str], ...] = (
+    (both(), 4, "every batch"),
+    (both({"batches": AHEAD}), 3, "every batch"),  # it fetches one batch ahead
+    (both({"batches": [[1, 5], [2, 5], [3, 5]]}), 1, "5 batches"),
+    (both(loaders=[], passes=[20, 20, 20]), 1, "20 backward passes"),
+    (both(loaders=[], passes=[8, 8, 8]), 16, "8 backward passes"),
 )
 SENT_NOTHING = "gradients-not-averaged: nothing was sent between 2 ranks in their first 4 steps"
 TOLD: tuple[tuple[list[dict[str, Any]], dict[str, Any], str], ...] = (
@@ -92,7 +92,7 @@ TOLD: tuple[tuple[list[dict[str, Any]], dict[str, Any], str], ...] = (
     *((both(loader), plan, f"numbers-differ: each rank loads {loader['batch_size']} samples at a time, "
        f"the plan says 8{why}") for loader, plan, why in BATCHES),
     *((notes, {"accum": accum}, f"numbers-differ: the optimizer steps after {what}, the plan says after {accum} "
-       f"(accumulation{why})") for notes, accum, what, why in STEPS),
+       "(accumulation)") for notes, accum, what in STEPS),
     ([note(0), note(1, {"batch_size": 12})], {"nproc": None},
      "numbers-differ: each rank loads 12 samples at a time, the plan says 8 [rank 1]"),
     (both(process_group={"size": 1, "backend": "gloo"}), {},
@@ -107,6 +107,11 @@ TOLD: tuple[tuple[list[dict[str, Any]], dict[str, Any], str], ...] = (
     ([note(0, sums=[1.5, 20.0], sums_outside=[0.3, 1.0]), note(1, sums=[1.5, 20.0], sums_outside=[0.4, 1.0])], {},
      "replicas-differ: the optimizer trains parameters outside of DistributedDataParallel, and those of rank 1 are "
      "not those of rank 0 after 3 steps"),
+    ([note(rank, ddp=False, exchanged=3, sums_outside=[0.3 + rank, 1.0]) for rank in range(2)], {},
+     "replicas-differ: the optimizer trains parameters outside of DistributedDataParallel, and those of rank 1 are "
+     "not those of rank 0 after 3 steps"),
+    ([note(0, optimizer={"rates": [0.02, 0.02, 0.019]}), note(1)], {},
+     "numbers-differ: in step 3 the learning rate is 0.019 on some ranks, 0.02 on others"),
     (both(), WARMUP, "numbers-differ: the learning rate is 0.02 from the first step, the plan says 100 warmup steps"),
     (warming(0.0, 0.0004, 0.0008, 0.0012, initial_lr=[0.02]), {**WARMUP, "lr": None},  # stepped by all ranks
      "numbers-differ: the learning rate rises as in a warmup of 50 steps, the plan says 100 (/ 2, the world size)"),
@@ -158,6 +163,11 @@ SILENT: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "tensor parallel": (both({**ALL_PLAIN}, ddp=False), {}),
     "gradients that the script averages": (both(ddp=False, exchanged=3), {}),
     "a backend that does not count": (both(ddp=False, exchanged=None), {}),
+    "parts of a model, of fewer replicas": (
+        [note(n, {"replicas": 1}, ddp=False, exchanged=3, sums_outside=[float(n), 1.0]) for n in range(2)],
+        {},
+    ),
+    "a rate of its own from the first step": ([note(n, **rates(0.1 + n)) for n in range(2)], {"lr": None}),
     "one step without": (both(**UNSENT, steps=1), {}),
     "one rank sends": ([note(0, **UNSENT), note(1, ddp=False, exchanged=1)], {}),
     "parts of their own, and nothing sent": (both({**ALL_PLAIN, "dataset": "torch.Subset"}, **UNSENT), {}),

@@ -268,14 +268,18 @@ def _shared(models: list[Any]) -> list[Any]:
     ranks = torch.distributed.get_world_size() if models else 0
     if any(model.process_group.size() != ranks or getattr(model, "_comm_hooks", None) != [] for model in models):
         return []
-    named = [(model, name, one) for model in models for name, one in model.module.named_parameters()]
-    return [one for model, name, one in named if _is_shared(one) and name not in model.parameters_to_ignore]
+    return [
+        one
+        for model in models
+        for name, one in model.module.named_parameters()
+        if _is_shared(one) and name not in model.parameters_to_ignore
+    ]
 
 
 def _outside(models: list[Any], optimizer: Any) -> list[Any]:
     """Return the parameters that ``optimizer`` trains and that are in none of ``models``."""
     inside = {id(parameter) for model in models for parameter in model.module.parameters()}
-    trained = [one for group in optimizer.param_groups for one in group["params"]] if models else []
+    trained = [one for group in optimizer.param_groups for one in group["params"]]
     return [one for one in trained if id(one) not in inside and _is_shared(one)]
 
 
@@ -308,6 +312,7 @@ def _is_shared(parameter: Any) -> bool:
     import torch
 
     plain = type(parameter) is torch.nn.Parameter and parameter.layout is torch.strided
+    plain = plain and not {"_fsdp_flattened", "_is_flat_param"} & vars(parameter).keys()  # a rank has its own part
     return plain and parameter.requires_grad and parameter.numel() > 0
 
 
