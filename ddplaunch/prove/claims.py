@@ -105,5 +105,4 @@ def mean(vectors: Iterable[Vector]) -> list[float]:
 
 def equal(vectors: Sequence[Vector], tolerance: float) -> bool:
     """Return whether all vectors are the same, up to ``tolerance`` of the first one's size, or are no numbers."""
-    limit = tolerance * math.hypot(*vectors[0])
-    return not any(math.dist(vectors[0], one) > limit for one in vectors)
+    return not any(math.dist(vectors[0], one) > tolerance * math.hypot(*vectors[0]) for one in vectors)

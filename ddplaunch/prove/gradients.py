@@ -61,8 +61,8 @@ def gradient_claims(recorded: Recorded) -> Iterator[Claim]:
             yield Claim(f"gradients{which}", "the optimizer gives ranks parts of the parameters or averages later")
             continue
         claim, replicas = _of_gradients(f"gradients{which}", mine), _of_replicas(f"replicas{which}", mine)
-        differ = claim.finding and claim.finding.code == "gradients-not-averaged"
-        if differ and len(mine) > 1 and replicas.verdict == "right":
+        code = claim.finding and claim.finding.code
+        if code == "gradients-not-averaged" and len(mine) > 1 and replicas.verdict == "right":
             claim = Claim(f"gradients{which}", "they differ between ranks, but something makes the parameters alike")
         yield claim
         if claim.verdict != "wrong" and not rates:  # wrong gradients or rates make replicas differ
@@ -86,17 +86,20 @@ def _not_kept(subject: str, steps: Sequence[Step]) -> Iterator[Claim]:
     stale = [event for event in events if any(one["stale"] for one in event["parameters"])]
     if len(stale) * 4 > len(events):
         yield wrong(subject, "gradients-not-cleared", stale[0]["line"])
-    lost = [event for event in events if event["discarded"] and {*event["discarded"]}.issuperset(event["passes"])]
-    if lost and lost == events:
+    later = events[1:] or events  # the first step may come after one pass: `if step % accum == 0`
+    lost = [event for event in later if event["discarded"] and {*event["discarded"]}.issuperset(event["passes"])]
+    if lost and lost == later:
         yield wrong(subject, "gradients-cleared-early", lost[0]["line"], lost=len(lost[0]["discarded"]))
 
 
 def _judged(subject: str, step: Step) -> Iterator[Claim]:
     """Yield what is wrong with a step, or why it cannot be decided."""
-    event, world, trained, factor = step[0], len(step), _trained(step), averaged(step)
+    event, world, factor = step[0], len(step), averaged(step)
 
     def unequal(stage: str) -> list[str]:
-        return [ones[0]["name"] for ones in trained if not equal([gradient(one, stage) for one in ones], ROUNDED)]
+        return [
+            ones[0]["name"] for ones in _trained(step) if not equal([gradient(one, stage) for one in ones], ROUNDED)
+        ]
 
     # a closure computes what the optimizer takes
     if names := unequal("backward" if event["closure"] else "step"):
@@ -135,8 +138,8 @@ def _of_settings(steps: Sequence[Step]) -> Iterator[Claim]:
 def _of_replicas(subject: str, steps: Sequence[Step]) -> Claim:
     """Return the claim that all ranks have the same parameters before each step."""
     for made, step in enumerate(steps, 1):
-        every = zip(*(event["parameters"] for event in step), strict=True)
         # all ranks compute their values from the same gradients
+        every = zip(*(event["parameters"] for event in step), strict=True)
         if apart := [ones[0]["name"] for ones in every if not equal([one["value"] for one in ones], 1e-6)]:
             return wrong(subject, "replicas-differ", step[0]["line"], step=made, names=listed(apart))
     return Claim(subject, f"all ranks have the same parameters before each of {count(len(steps), 'step')}", "right")

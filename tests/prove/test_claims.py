@@ -75,6 +75,8 @@ def test_gradients_cleared_by_another_line_than_the_steps_own_are_meant() -> Non
     assert codes(list(gradient_claims(lost))) == {"gradients-cleared-early"}
     nothing = recorded(*([step(rank, MEAN, discarded=["train.py:8"], passes=[])] for rank in (0, 1)))
     assert codes(list(gradient_claims(nothing))) == {"gradients-cleared-early"}
+    later = recorded(*([step(rank, MEAN), step(rank, MEAN, discarded=["train.py:8"])] for rank in (0, 1)))
+    assert codes(list(gradient_claims(later))) == {"gradients-cleared-early"}, "`if step % accum == 0`"
     meant = recorded(*([step(rank, MEAN, discarded=["train.py:30"])] for rank in (0, 1)))
     assert codes(list(gradient_claims(meant))) == set()
 
