@@ -20,7 +20,7 @@ _PARSED_LIMIT = 150_000
 _SMALL = 1000  # a file of fewer characters may only re-export what others define
 
 # Files with these words are parsed, in this order. Words of the first group declare options, those of the second start
-# processes or set up groups, and those of the third use the number of ranks, accumulate or load data.
+# processes or set up groups, and those of the third use the number of ranks, accumulate or load data, or are trainers.
 _WORDS = (
     "add_argument|click.|import click|Fire(|HfArgumentParser|TrlParser|tyro|simple_parsing|jsonargparse"
     "|pyrallis|draccus|hydra|OmegaConf|parse_known_args|exec(|docopt|(Tap)|tapify|gen_parser_from_dataclass"
@@ -28,7 +28,7 @@ _WORDS = (
     "|split('='|split(\"=\"|partition('='|partition(\"=\"",
     "init_process_group|init_device_mesh|spawn|start_processes|torchrun|environ|getenv|argv|runpy|import_module"
     "|__import__|torch.distributed.launch|torch.distributed.run",
-    "world_size|ngpu|n_gpu|num_gpus|device_count|ddplaunch|accum|update_freq|DataLoader(",
+    "world_size|ngpu|n_gpu|num_gpus|device_count|ddplaunch|accum|update_freq|DataLoader(|Trainer)|Accelerator(",
 )
 _WORTH = tuple(tuple(line.split("|")) for line in _WORDS)
 # A script that adds the directory above its own to the module search path.

@@ -90,8 +90,8 @@ def replicas(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]
             f"of rank {notes[0]['rank']} after 3 steps",
             why="only what DistributedDataParallel wraps begins alike and gets averaged gradients: the rest is a model "
             "of its own on each rank, of which a checkpoint has one",
-            fix="wrap all that trains in one module, and call it; nothing, if each rank holds a part of its own there, "
-            "or the script averages more seldom",
+            fix="one `DistributedDataParallel(…)` around all that trains, which is what the script calls; nothing, if "
+            "each rank holds a part of its own there, or the script averages more seldom",
         )
 
 

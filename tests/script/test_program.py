@@ -89,6 +89,7 @@ UP = "def up(many):\n    if many:\n        dist.init_process_group()\n"
         ("from torch.distributed import init_process_group\ninit_process_group()\n", None),
         ("from torch.distributed.device_mesh import init_device_mesh\ninit_device_mesh('cuda', (2,))\n", None),
         ("import ddp\nddp.setup()\n", None),
+        ("from own import Own\nOwn().train()\n", None),
         ("from pytorch_lightning import Trainer as T\nT(devices='auto').fit(model)\n", None),
         ("from transformers import Trainer\nclass Mine(Trainer): ...\nMine().train()\n", None),
         ("import deepspeed\ndeepspeed.initialize()\n", None),
@@ -131,7 +132,8 @@ UP = "def up(many):\n    if many:\n        dist.init_process_group()\n"
     ],
 )
 def test_ranks_of_a_launch_that_may_not_meet_are_in_doubt(tmp_path: Path, text: str, hidden: bool | None) -> None:
-    report = read(tmp_path, text, ddp="import torch\ndef setup():\n    init_process_group()\n")
+    own = "from transformers import Trainer\nclass Own(Trainer):\n    " + 500 * "x = 1; "
+    report = read(tmp_path, text, ddp="import torch\ndef setup():\n    init_process_group()\n", own=own)
     clause = dict(report.doubts).get("world_size")
     assert clause in ((None,) if hidden is None else (NO_GROUP, GROUP_NOT_FOLLOWED))
     assert hidden is None or (clause == NO_GROUP and report.complete) is not hidden
