@@ -240,7 +240,7 @@ gradients-not-averaged: Ranks share a process group, but nothing averages their 
 replicas-differ: The parameters of the model are not the same on all ranks
     DistributedDataParallel copies rank 0's parameters to all ranks when it wraps a model, and only averages gradients
     of its own calls from then on. If one rank alone loads, initialises or multiplies parameters after that, or the
-    script calls `.module` or a part of the model, or wraps nothing, the ranks train different models. ddplaunch compares
+    script calls `.module` or a part of the model, or wraps nothing, ranks train different models. ddplaunch compares
     sums over the parameters at the ranks' third step, `prove` after every step. Remedy: call what was wrapped, and make
     changes on all ranks, or on rank 0 before wrapping the model
     (https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design).
