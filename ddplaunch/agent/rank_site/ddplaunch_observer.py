@@ -312,8 +312,9 @@ def _is_shared(parameter: Any) -> bool:
     import torch
 
     plain = type(parameter) is torch.nn.Parameter and parameter.layout is torch.strided
-    plain = plain and not {"_fsdp_flattened", "_is_flat_param"} & vars(parameter).keys()  # a rank has its own part
-    return plain and parameter.requires_grad and parameter.numel() > 0
+    # FullyShardedDataParallel, of which each rank has its own part, says so in attributes
+    whole = plain and not any("flat" in name for name in vars(parameter))
+    return whole and parameter.requires_grad and parameter.numel() > 0
 
 
 def _loader_of(iterator: Any) -> dict[str, Any]:
