@@ -390,128 +390,19 @@ def test_a_warmup_is_in_doubt_where_the_schedule_may_be_constant(tmp_path: Path,
     assert bool(found.doubt) is doubted
 
 
-WARMUP = 'p.add_argument("--warmup-steps", type=int, default=0)'
-SIZED = "def size(text):\n    return int(text) * 2\n" + BATCH.replace("=int", "=size")
-MODULE = "class Net(LightningModule):\n    def f(self):\n        return SGD(weights, lr=self.hparams.lr)\n"
-FILED = RATE + '\np.add_argument("--file")'
-HOLDER = "class Holder:\n    def __init__(self, o):\n"
-HEIR = "class Heir(Holder):\n    def f(self):\n        return SGD(weights, lr=self.%s.lr)\nHeir(args)"
-ACCELERATOR = "a = Accelerator(gradient_accumulation_steps=args.accum)\n"
-PLUGIN = "a = Accelerator(gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=args.accum))\n"
-CHANGED, OVERWRITTEN = "train.py:8 may change the value", "train.py:8 may overwrite `--batch-size`"
+DECLARED = {"BATCH": BATCH, "RATE": RATE, "ACCUM": ACCUM}
+DECLARED["WARMUP"] = 'p.add_argument("--warmup-steps", type=int, default=0)'
 UNLOADED = "`--batch-size` was followed to train.py:5, not to a DataLoader"
-OWN_LOADER = "def build_loader(d, n):\n    return %s\nbuild_loader(data, args.batch_size)"
-UNUSED = "`--lr` was followed to train.py:%s, not to an optimizer"
-UNSTEPPED = "`--accum` was followed to train.py:%s, not to what steps"
-CLEARED = "opt = SGD()\nfor i in x:\n%s    y.backward()\n    if (i + 1) %% args.accum == 0:\n        opt.step()\n%s"
-STEPPED = "if (i + 1) % args.accum == 0:\n    opt.step()"
-UNCOUNTED = "`--warmup-steps` was followed to"
-KNOWN_SCHEDULE = "sched = get_linear_schedule_with_warmup(opt, args.warmup_steps)\n"
 
 
-@pytest.mark.parametrize(
-    ("declared", "body", "doubt"),
-    [
-        (BATCH, LOADED, ""),
-        (BATCH, "loader = DataLoader(data, args.batch_size, shuffle=True)", ""),
-        (BATCH, "x = torch.randint(9, (args.batch_size, 4))", ""),
-        (BATCH, "data = TokenDataset(text, batch_size=args.batch_size)", ""),
-        (BATCH, "loader = make(**dict(batch_size=args.batch_size))", ""),
-        (BATCH, "log({'examples': args.batch_size / s})", "`--batch-size` was followed to train.py:8, not"),
-        (BATCH, "train = TrainingArguments(per_device_train_batch_size=args.batch_size)", ""),
-        (BATCH, "args.batch_size //= dist.get_world_size()\n" + LOADED, ""),
-        (BATCH, "n = dist.get_world_size() if dist.is_initialized() else 1\nargs.batch_size //= n\n" + LOADED, ""),
-        (BATCH, "if 1 > 2:\n    " + LOADED, UNLOADED),
-        (BATCH, OWN_LOADER % "[d[i::n] for i in range(9)]", UNLOADED.replace(":5", ":10")),
-        (BATCH, OWN_LOADER % "DataLoader(d, batch_size=n)", ""),
-        (BATCH, "val_loader = DataLoader(data, batch_size=args.batch_size)", UNLOADED),
-        (
-            BATCH,
-            f"def build_test(args):\n    return DataLoader(data, args.batch_size)\nt = build_test(args)\n{LOADED}",
-            "",
-        ),
-        (BATCH, LOADED.replace("size)", "size // 8)"), CHANGED),
-        (BATCH, LOADED.replace("size)", "size // ranks())"), CHANGED),
-        (BATCH.replace("type=int, ", ""), LOADED, "`--batch-size` has no type, its value stays text (train.py:5)"),
-        (BATCH.replace("=int", "=lambda text: int(text)"), LOADED, ""),
-        (BATCH, f"{LOADED}\nif args.batch_type == 'token':\n    pass", "train.py chooses the unit of the batch"),
-        (BATCH, f"GRPOConfig(num_generations=5)\n{LOADED}", "train.py takes only groups of `num_gen"),
-        ('p.add_argument("--batch-size")', LOADED, "`--batch-size` has no type, its value stays text (train.py:5)"),
-        (BATCH, "sys.argv.extend(load())\n" + LOADED, "train.py adds to `sys.argv`"),
-        (SIZED, LOADED, "`size` converts the value of `--batch-size` (train.py:7)"),
-        (BATCH, "vars(args).update(load())\n" + LOADED, OVERWRITTEN),
-        (BATCH, "namespace.__dict__.update(load())\n" + LOADED, OVERWRITTEN),
-        (BATCH, "setattr(namespace, self.dest, load())\n" + LOADED, ""),
-        (BATCH, "for k, v in load():\n    setattr(args, k, v)\n" + LOADED, "train.py:9 may overwrite `--batch-size`"),
-        (BATCH, "c = {}\nfor k in load():\n    c[k] = 1\nDataLoader(x, batch_size=c['batch_size'])", "train.py:10"),
-        (BATCH, f"for k in losses:\n    run_log[k] = 1\nrun_log['batch_size'] = 8\n{LOADED}", ""),
-        (BATCH, "args = library.update_namespace(args)\n" + LOADED, OVERWRITTEN),
-        (BATCH, "args = copy.copy(args)\n" + LOADED, ""),
-        (BATCH, "for k in load():\n    if args.x is None:\n        setattr(args, k, 1)\n" + LOADED, ""),
-        (BATCH, "wandb.config.update(vars(args))\n" + LOADED, ""),
-        (BATCH, f"q = ArgumentParser(fromfile_prefix_chars='@')\n{LOADED}", "train.py may read options from a file"),
-        (
-            BATCH,
-            f"class T:\n  def get_train_dataloader(s):\n    return DataLoader(x)\n{LOADED}",
-            "train.py has a `get_train",
-        ),
-        (BATCH, f"def get_train_dataloader(s):\n  return prepare(DataLoader(x))\n{LOADED}", ""),
-        (WARMUP, KNOWN_SCHEDULE, f"{UNCOUNTED} train.py:8, not to a Trainer"),
-        (WARMUP, "sched = WarmupCosine(opt, args.warmup_steps)", f"{UNCOUNTED} train.py:8"),
-        (WARMUP, "sched = LambdaLR(opt, lambda n: n / args.warmup_steps)", f"{UNCOUNTED} train.py:5"),
-        (WARMUP, "if step < args.warmup_steps:\n    rate = 1", f"{UNCOUNTED} train.py:5"),
-        (WARMUP, "sched = get_scheduler(name(), opt, args.warmup_steps)", f"{UNCOUNTED} train.py:8"),
-        (WARMUP, "TrainingArguments(warmup_steps=args.warmup_steps * 2)", CHANGED),
-        (WARMUP, "TrainingArguments(warmup_steps=args.warmup_steps)", ""),
-        (RATE, "opt = torch.optim.SGD(model.parameters(), args.lr)", ""),
-        (RATE, "opt = make(model, lr=args.lr)", ""),
-        (RATE, "SGD(w, lr=args.lr)\nTrainer(optimizers=(o, s))", "train.py hands a Trainer an optimizer of its own"),
-        (RATE, "SGD(w, lr=args.lr)\nif rank == 0:\n    sched.step()", "train.py steps a schedule on one rank alone"),
-        (RATE, "if args.quick:\n    args.lr = 1e-4\nopt = SGD(w, lr=args.lr)", "train.py:9 may overwrite `--lr`"),
-        (RATE, "if args.lr is None:\n    args.lr = 1e-4\nopt = SGD(weights, lr=args.lr)", ""),
-        (RATE, "def make_optimizer(lr):\n    return fixed()\nmake_optimizer(lr=args.lr)", UNUSED % 10),
-        (RATE, "def make_optimizer(n):\n    return SGD(weights, lr=n)\nmake_optimizer(args.lr)", ""),
-        (RATE, "rate = args.lr * warm(step)\nfor group in opt.param_groups:\n    group['lr'] = rate", ""),
-        (RATE, "train = TrainingArguments(learning_rate=args.lr)", ""),
-        (RATE, "opt = SGD(model.parameters(), args.lr / 10)", CHANGED),
-        (RATE, "wandb.init(config={'lr': args.lr})", UNUSED % 8),
-        (RATE, "def train(lr):\n    opt = SGD([{'params': most, 'lr': lr * share}])\ntrain(lr=args.lr)", UNUSED % 10),
-        (RATE, "c = yaml.safe_load(file)\nopt = SGD(weights, lr=c['optim']['lr'])", UNUSED % 5),
-        (RATE, "c = load_config(path, args)\nopt = SGD(weights, lr=c['lr'])", ""),
-        (RATE, "c = get_config(path)\nopt = SGD(weights, lr=c.optim.lr)", UNUSED % 5),
-        (RATE, "c = copy.copy(args)\nopt = SGD(weights, lr=c.lr)", ""),
-        (RATE, "def start():\n    return args, 'cuda'\no, where = start()\nopt = SGD(weights, lr=o.lr)", ""),
-        (RATE, "c = {**defaults, **vars(args)}\nopt = SGD(weights, lr=c['lr'])", ""),
-        (FILED, "config = load(open(args.file))\nopt = SGD(weights, lr=config['optim']['lr'])", UNUSED % 5),
-        (RATE + '\np.add_argument("file")', "c = load(open(args.file))\nopt = SGD(weights, lr=c['lr'])", UNUSED % 5),
-        (FILED, f"{HOLDER}        self.conf = load(o.file)\n{HEIR % 'conf'}", UNUSED % 5),
-        (RATE, f"{HOLDER}        self.conf = o\n{HEIR % 'conf'}", ""),
-        (RATE, f"{MODULE}Net(path)", UNUSED % 5),
-        (RATE, f"{MODULE}Net(**vars(args))", ""),
-        (RATE, "opt = DummyOptim(model.parameters(), lr=args.lr)", UNUSED % 8),
-        (ACCUM, f"{ACCELERATOR}with a.accumulate(model):\n    a.backward(loss)", ""),
-        (ACCUM, f"{ACCELERATOR}a.backward(loss)", UNSTEPPED % 8),
-        (ACCUM, "assert self.args.accum == 1\nfor i in range(args.accum):\n    y.backward()", "train.py asserts that"),
-        (ACCUM, f"if x and args.accum > 1:\n    raise ValueError\n{STEPPED}", "train.py:9 may refuse it"),
-        (ACCUM, f"if args.accum < 1:\n    raise ValueError\n{STEPPED}", ""),
-        (ACCUM, PLUGIN + "with a.accumulate(model):\n    a.backward(loss)", ""),
-        (ACCUM, "n = len(x) // args.accum\nepochs = 9 // n\nfor e in range(epochs):\n  y.backward()", UNSTEPPED % 9),
-        (ACCUM, "c = {'gradient_accumulation_steps': args.accum}\ndeepspeed.initialize(config=c)", ""),
-        (ACCUM, STEPPED, ""),
-        (ACCUM, "for i in x:\n    last = i % args.accum == 0\n    if not last:\n        continue\n    opt.step()", ""),
-        (ACCUM, "while x:\n  y.backward()\n  if i % args.accum:\n    opt.zero_grad()\n  opt.step()", UNSTEPPED % 5),
-        (ACCUM, "for micro in range(args.accum):\n    loss.backward()", ""),
-        (ACCUM, CLEARED % ("    opt.zero_grad()\n", ""), "train.py:10 clears the gradients of each pass"),
-        (ACCUM, CLEARED % ("", "        opt.zero_grad()\n"), ""),
-        (ACCUM, "for i in range(args.accum):\n    loss = f(x[i::args.accum])\n    loss.backward()", "`--accum"),
-        (BATCH, "batch_size, width = inputs.shape\nassert batch_size == 1\n" + LOADED, ""),
-    ],
-)
-def test_a_number_that_was_not_followed_to_what_trains_is_in_doubt(
-    tmp_path: Path, declared: str, body: str, doubt: str
-) -> None:
-    found = next(each for each in read(tmp_path, script(declared, body), "all.txt").options if each.meaning)
-    assert found.doubt.startswith(doubt) and bool(found.doubt) is bool(doubt)
+@pytest.mark.parametrize(("doubt", "text"), sections(Path(__file__).with_name("doubts.txt")))
+def test_a_number_that_was_not_followed_to_what_trains_is_in_doubt(tmp_path: Path, doubt: str, text: str) -> None:
+    """In ``doubts.txt`` the start of the doubt stands over the option's declaration and what is done with it."""
+    declared, _, body = text.partition("---\n")
+    name, _, more = declared.partition("\n")
+    declarations = f"{DECLARED.get(name, name)}\n{more}".rstrip()
+    found = next(each for each in read(tmp_path, script(declarations, body), "all.txt").options if each.meaning)
+    assert found.doubt == "" if doubt == "certain" else found.doubt.startswith(doubt)
 
 
 def test_arguments_that_another_file_parses_are_followed(tmp_path: Path) -> None:
