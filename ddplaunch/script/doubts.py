@@ -264,8 +264,9 @@ _INSIDE = re.compile(
 )
 # What averages the gradients of ranks, by its name or by what it gets.
 _AVERAGES = re.compile(
-    r"DistributedDataParallel|DDP\b|FSDP|[Ff]ully_?[Ss]hard|parallelize|replicate|[Dd]eepspeed|[Hh]orovod|apex|Trainer"
-    r"|Accelerator|Fabric|(?i:reduce\w*\([^\n]*grad|(?:reduce|sync|average)\w*grad)"
+    r"(?m)^(?![ \t]*(?:from|import)\b(?!.* as )).*"  # a name that is imported may never be used
+    r"(?:DistributedDataParallel|DDP\b|FSDP|[Ff]ully_?[Ss]hard|parallelize|replicate|[Dd]eepspeed|[Hh]orovod|apex|Trainer"
+    r"|Accelerator|Fabric|(?i:reduce\w*\([^\n]*grad|(?:reduce|sync|average)\w*grad))"
 )
 # What shares the samples of one batch among ranks, as the pieces of long ones.
 _SHARES = re.compile(r"(?i)\b\w*(?:seq(?:uence)?|context)_?parallel\w*|\b\w*(?:ring|ulysses)_att\w*")

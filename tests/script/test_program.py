@@ -159,7 +159,7 @@ def test_ranks_train_apart_without_what_joins_their_gradients(tmp_path: Path, st
     assert [name for name, _ in read(tmp_path, f"model = DDP(model)\n{text}").doubts] == doubts
     averaged = "for p in model.parameters():\n    dist.all_reduce(p.grad)\n"
     assert [name for name, _ in read(tmp_path, text + averaged).doubts] == doubts
-    alone = read(tmp_path, f"{text}dist.all_reduce(loss)\n")
+    alone = read(tmp_path, f"from torch.distributed.fsdp import FSDP\n{text}dist.all_reduce(loss)\n")
     assert "deepspeed" in step or [name for name, _ in alone.doubts] == ["world_size"]
 
 
