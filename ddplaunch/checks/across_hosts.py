@@ -13,8 +13,6 @@ from ddplaunch.values.finding import error, warning
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import count
 
-_SKEW_WARNING_S = 5.0
-
 
 def same_host_twice(hosts: tuple[HostReport, ...]) -> Findings:
     """Two host names belong to one machine.
@@ -261,29 +259,6 @@ def login_node_as_rank_0(hosts: tuple[HostReport, ...]) -> Findings:
             fix=f"leave `{hosts[0].name}` out of the hosts; you can still start the launch from it",
             where=hosts[0].name,
         )
-
-
-def clock_skew(hosts: tuple[HostReport, ...]) -> Findings:
-    """The clocks of hosts differ.
-
-    Log lines of different hosts no longer sort by time, files seem to come from the future, and tokens and certificates
-    fail. Remedy: NTP on all hosts (`timedatectl set-ntp true`).
-    """
-    if len(hosts) < 2:
-        return
-    ahead = sorted(hosts, key=lambda host: host.clock_ahead_s)
-    middle = ahead[len(ahead) // 2] if len(hosts) > 2 else ahead[0]
-    for host in hosts:
-        skew_s = host.clock_ahead_s - middle.clock_ahead_s
-        if abs(skew_s) - host.clock_unsure_s - middle.clock_unsure_s > _SKEW_WARNING_S:
-            yield warning(
-                "clock-skew",
-                f"the clock of {host.name} is {abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} "
-                f"that of {middle.name}",
-                why="logs of different hosts no longer sort by time; files and tokens look too new or too old",
-                fix=f"`ssh -t {host.name} sudo timedatectl set-ntp true`",
-                where=host.name,
-            )
 
 
 CHECKS = checks_in(globals(), "hosts")

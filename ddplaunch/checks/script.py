@@ -101,8 +101,9 @@ def _shell_passes(path: str, flag: str, target: Target | None) -> str:
         elif not equals:
             next(words, None)  # its value
     start = target.before if target and target.before else ("python",)
-    command = f'exec {shlex.join([*start, path, *arguments])} {flag} "$LOCAL_RANK"'
-    return f"`-- sh -c {shlex.quote(command)}`"
+    # in front: an argument of the user's may take all that follows
+    command = f'exec {shlex.join([*start, path])} {flag} "$LOCAL_RANK" {shlex.join(arguments)}'
+    return f"`-- sh -c {shlex.quote(command.strip())}`"
 
 
 _OF_RANKS = re.compile(r"(?i)gpu|rank|distributed|ddp|per[ -]node")

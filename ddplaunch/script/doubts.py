@@ -95,8 +95,13 @@ _OWN_STEP = (
 )
 _ONE_RANKS_SCHEDULE = r"if [^\n]*(?:is_(?:local_)?main_process|rank\w*(?:\(\))? == 0)[^\n]*:\n\s+[\w.]*sched\w*\.step\("
 _OWN_LOADER = r"def get_train_dataloader\((?:(?!\n +def |prepare\(|Distributed)[\s\S])*?\bDataLoader\("
+_STREAM = (
+    r"(?ms)\A(?!.*(?:prepare\(|split_dataset_by_node))(?:.*^)?[ \t]*class \w+\((?:\w+\.)*IterableDataset\)"
+    r"(?:(?!^\S|rank|world|shard|split|replica|process_).)*(?:^\S|\Z)"
+)
 # For kinds of numbers a pattern of what keeps them from arriving, wherever it stands, and what that does.
 _ANYWHERE = (
+    (".*batch", _STREAM, "has a stream of samples that it may not divide among ranks"),
     (".", r"\b(?:fromfile_prefix_chars|args_file(?:name|_flag))=", "may read options from a file"),
     (".", r"\bsys\.argv(?: *\+=|\.(?:append|extend|insert)\()", "adds to `sys.argv`"),
     ("lr|warmup", r"\boptimizers=(?!None|\(None|optimizers)", "hands a Trainer an optimizer of its own"),
@@ -137,6 +142,9 @@ def doubt_of(option: DeclaredOption, uses: Sequence[Use], flow: Flow, others: Co
     ending = [use for use in ending if not flow.is_own(use.sink) or (use.sink[0].isupper() and kind.search(use.sink))]
     if not any(calls_in(flow.parts, "accumulate")):  # without it accelerate steps after each pass
         ending = [use for use in ending if use.sink not in ("Accelerator", "GradientAccumulationPlugin")]
+    for use in running:
+        if f"{use.sink} {use.name}" == "dict lr" and not _trains(option, use, flow, others):
+            return f"{use.at} has another rate for some parameters"
     if any(_trains(option, use, flow, others) for use in ending) or (
         meaning == "accum" and _steps_by(option.dest, flow)
     ):
@@ -210,18 +218,15 @@ def not_one_pass(flow: Flow) -> str:
 
 
 def _steps_after(call: ast.Call, step: ast.Call, part: ReachablePart, flow: Flow) -> bool:
-    return _is_of_optimizer(step.func, part, flow) and _as_often(call, step, part, flow)
+    tests = _own_tests(call, step, part, flow) if _is_of_optimizer(step.func, part, flow) else None
+    return tests is not None and not any(_BY_TURNS.search(ast.unparse(test)) for test in tests)
 
 
-def _as_often(call: ast.Call, other: ast.Call, part: ReachablePart, flow: Flow) -> bool:
-    """Return whether ``other`` runs as often as a backward pass, in the same turn of a loop."""
+def _own_tests(call: ast.Call, other: ast.Call, part: ReachablePart, flow: Flow) -> list[ast.expr] | None:
+    """Return the conditions of ``other`` that the pass does not have, None outside the same turn of a loop."""
     around = flow.known.conditions(call, part)
-    own = [test for test, wanted in flow.known.conditions(other, part) if (test, wanted) not in around]
-    return (
-        _turn_of(call, part) is _turn_of(other, part)
-        and flow.known.runs(other, part)
-        and not any(_BY_TURNS.search(ast.unparse(test)) for test in own)
-    )
+    tests = [test for test, wanted in flow.known.conditions(other, part) if (test, wanted) not in around]
+    return tests if _turn_of(call, part) is _turn_of(other, part) and flow.known.runs(other, part) else None
 
 
 def _cleared(flow: Flow) -> str:
@@ -229,7 +234,7 @@ def _cleared(flow: Flow) -> str:
     for call, part in calls_in(flow.parts, "backward"):
         if not any(_steps_after(call, step, part, flow) for step in part.calls_of("step")):
             for clear in part.calls_of("zero_grad"):
-                if _as_often(call, clear, part, flow):
+                if _own_tests(call, clear, part, flow) == []:
                     return f"{at(clear, part.source)} clears the gradients of each pass"
     return ""
 
@@ -268,6 +273,7 @@ _AVERAGES = re.compile(
     r"(?:DistributedDataParallel|DDP\b|FSDP|[Ff]ully_?[Ss]hard|parallelize|replicate|[Dd]eepspeed|[Hh]orovod|apex|Trainer"
     r"|Accelerator|Fabric|(?i:reduce\w*\([^\n]*grad|(?:reduce|sync|average)\w*grad))"
 )
+_WRAPPERS = "DistributedDataParallel DDP FullyShardedDataParallel FSDP fully_shard prepare initialize setup Trainer"
 # What shares the samples of one batch among ranks, as the pieces of long ones.
 _SHARES = re.compile(r"(?i)\b\w*(?:seq(?:uence)?|context)_?parallel\w*|\b\w*(?:ring|ulysses)_att\w*")
 
@@ -283,6 +289,10 @@ def past_wrapper(flow: Flow) -> str:
             return f"`{inside[1]}` in {part.source.shown} may go past the wrapper that joins gradients"
         if shares:
             return f"`{shares[0]}` in {part.source.shown} may share one batch among ranks"
+    wrappers = [*calls_in(flow.parts, *_WRAPPERS.split())]
+    for call, part in wrappers[:1]:
+        if not any(flow.known.runs(*place) for place in wrappers):
+            return f"a condition keeps {at(call, part.source)} from wrapping the model"
     passes = any(calls_in(flow.parts, "backward"))
     averaged = any(_AVERAGES.search(file.text) for file in flow.program.files.values())
     return "nothing was read that averages the ranks' gradients" if passes and not averaged else ""

@@ -54,7 +54,6 @@ FIRES: dict[str, tuple[HostReport, str]] = {
     "hosts-differ-data": (host("gpu-c", {"data_paths": data("missing")}), "missing on gpu-c"),
     "hosts-differ-packages": (host("gpu-c", OLD_NUMPY), "numpy differs: 2.0.0 on 2 hosts, 1.26.4 on gpu-c"),
     "hosts-differ-sources": (host("gpu-c", sources=(("net/model.py", "b"),)), "`net/model.py` on gpu-c"),
-    "clock-skew": (host("gpu-c", clock_ahead_s=61.0, clock_unsure_s=0.1), "gpu-c is 61.0 s ahead"),
 }
 
 
@@ -99,19 +98,12 @@ USUAL = {"numpy": "2.0.0", "transformers": "4.46.1", "attrs": "1"}
         (host("a", NO_GPUS),),
         (host("a", NO_GPUS), host("b", NO_GPUS)),
         tuple(host(name, {"data_paths": data("missing")}) for name in ("a", "b")),  # data-missing says it
-        (GOOD[0], host("gpu-b", clock_ahead_s=6.0, clock_unsure_s=2.0)),  # it could not be measured well
-        (host("gpu-b", clock_ahead_s=60.0), host("gpu-c", clock_unsure_s=1e6)),
         (*same(of_packages, "a", "c", "d", **USUAL), of_packages("e", **USUAL, pip="9")),  # pip trains nothing
         same(with_sources, "a", "b", model="1", here="1"),
     ],
 )
 def test_alike_hosts_have_nothing(hosts: tuple[HostReport, ...]) -> None:
     assert findings(*hosts) == []
-
-
-def test_of_two_clocks_the_one_that_is_ahead_is_named() -> None:
-    (finding,) = findings(GOOD[0], host("gpu-b", clock_ahead_s=-61.0))
-    assert finding.what == "the clock of gpu-a is 61.0 s ahead of that of gpu-b"
 
 
 def test_login_node_as_rank_0() -> None:

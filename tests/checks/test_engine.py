@@ -155,7 +155,7 @@ def test_ignored_check_is_a_skip_that_says_so() -> None:
     ],
 )
 def test_unknown_ignore_is_refused_with_the_near_miss(code: str, fix: str) -> None:
-    refuse_unknown(["gpu-busy", "torch-missing", "clock-skew", "numbers-differ", "data-not-divided"])
+    refuse_unknown(["gpu-busy", "torch-missing", "numbers-differ", "data-not-divided"])
     refuse_unknown(["comm-cut-off"], MEASURED)
     with pytest.raises(UsageError) as caught:
         refuse_unknown(["gpu-busy", code])

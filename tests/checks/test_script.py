@@ -84,7 +84,7 @@ def test_the_shell_line_for_local_rank_runs_as_printed() -> None:
     assert finding
     line = finding.fix.partition("`-- ")[2].removesuffix("`").replace("exec python", "exec echo", 1)
     said = subprocess.run(["sh", "-c", line], env={"LOCAL_RANK": "5", "PATH": "/usr/bin:/bin"}, capture_output=True)
-    assert said.stdout.decode() == "train.py --name it's 'a b' --local_rank 5\n"
+    assert said.stdout.decode() == "train.py --local_rank 5 --name it's 'a b'\n"
 
 
 WORLD, LOCAL = sized("--world-size"), sized("--local_rank")
@@ -122,7 +122,7 @@ CONTRADICTED = (
     agreeing("--nnodes 1 --node_rank 0 --master_addr 127.0.0.1", NODES),
     against("but this launch has 8 ranks on each node", "--ngpus_per_node 4", NODES),
     agreeing("--ngpus_per_node 8", NODES),
-    against('`--local_rank 0` … is the same … --a b --local_rank "$', "--a --local_rank 0 b", LOCAL),
+    against('`--local_rank 0` … is the same … --local_rank "$LOCAL_RANK" --a b', "--a --local_rank 0 b", LOCAL),
     against("is the same … leave `", "--local_rank=0", sized("--local_rank", reads_env=("LOCAL_RANK",)), "warning"),
     agreeing("--local_rank -1", LOCAL),
     agreeing("--local_rank 0", LOCAL, nproc=1),

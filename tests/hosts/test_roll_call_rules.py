@@ -183,7 +183,6 @@ def test_nodes_that_fit_together(changes: dict[str, Any]) -> None:
         ({"facts": facts_with(torch=healthy_torch(nccl_version="2.0.1"))}, "hosts-differ-nccl", "2.0.1 on gpu-2"),
         ({"facts": facts_with(nvml=healthy_nvml(driver_version="535.1"))}, "hosts-differ-driver", "535.1 on gpu-2"),
         ({"facts": facts_with(nvml=with_gpu(7, name="L4"))}, "hosts-differ-gpu-model", "L4"),
-        ({"clock_s": 60.0}, "clock-skew", "gpu-2"),
         ({"arguments": "others"}, "script-arguments-differ", "node 2 (gpu-2) are not those on node 0 (gpu-0)"),
         ({"script": "b", "host": "gpu-1"}, "hosts-differ-script", "node 2 (gpu-1)"),
     ],

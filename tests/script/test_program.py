@@ -161,6 +161,8 @@ def test_ranks_train_apart_without_what_joins_their_gradients(tmp_path: Path, st
     assert [name for name, _ in read(tmp_path, text + averaged).doubts] == doubts
     alone = read(tmp_path, f"from torch.distributed.fsdp import FSDP\n{text}dist.all_reduce(loss)\n")
     assert "deepspeed" in step or [name for name, _ in alone.doubts] == ["world_size"]
+    unwrapped = read(tmp_path, f"if False:\n    model = DDP(model)\n{text}")
+    assert [name for name, _ in unwrapped.doubts] == ["world_size"]
 
 
 VISIBLE = "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '0,1'\n"

@@ -26,7 +26,6 @@ COMPARED = frozenset(
         "hosts-differ-nccl",
         "hosts-differ-driver",
         "hosts-differ-gpu-model",
-        "clock-skew",
     }
 )
 _NO_ROLL_CALL = "`--join-timeout 0` on every node launches without asking"
