@@ -317,11 +317,21 @@ def held_back(ranks: Sequence[RankPhases], cpus: int, workers: str = "") -> Find
         if late[2] == "data" and waits >= _BOUND and _workers(ranks):  # workers catch up while their rank waits
             return _input_bound(ranks, waits, cpus, workers, f"the others wait for {name}, and it waits")
         return _late("rank-late", name, _OF_A_LATE_ONE.get(late[2], _SLOW), *late)
-    if (shares["data"] or 0) >= _BOUND:
-        return _input_bound(ranks, shares["data"] or 0, cpus, workers, "the ranks wait")
+    if (data := shares["data"] or 0) >= _BOUND:
+        return _input_bound(ranks, data, cpus, workers, "the ranks wait")
     if waits_for_ranks < _BOUND or all(one.facts.get("world_size", len(ranks)) == 1 for one in ranks):
         return None  # DDP also works alone
-    return _communication_bound(ranks, waits_for_ranks)
+    size = next((size for one in ranks if isinstance(size := one.facts.get("gradient_bytes"), int)), None)
+    each_s = median(one.takes_s("comm") for one in ranks)
+    gradients = "" if size is None else f", {size_text(size)} of gradients"
+    return warning(
+        "communication-bound",
+        f"communication that does not overlap with computation takes {percent(waits_for_ranks)} of the time: "
+        f"{milliseconds(each_s)} of a mean step{gradients}",
+        why="all ranks wait for each other's gradients at the end of every backward pass",
+        fix="more work for each step: a larger `--batch-size`, or `--accum 4` where the script uses `no_sync()`; "
+        "`ddplaunch doctor --comm` measures the links, `ddplaunch top` compares hosts",
+    )
 
 
 def _all_wait_for_data(ranks: Sequence[RankPhases], late_rank: RankPhases) -> bool:
@@ -365,19 +375,6 @@ def _input_bound(ranks: Sequence[RankPhases], share: float, cpus: int, typed: st
         why=f"the next batch is not ready when the last step is over; {count(len(ranks), 'rank')} "
         f"{'shares' if len(ranks) == 1 else 'share'} {count(cpus, 'CPU')}",
         fix=f"{more}; where that does not help, {cheaper}" if workers < most else cheaper,
-    )
-
-
-def _communication_bound(ranks: Sequence[RankPhases], share: float) -> Finding:
-    size = next((size for one in ranks if isinstance(size := one.facts.get("gradient_bytes"), int)), None)
-    gradients = "" if size is None else f", {size_text(size)} of gradients"
-    return warning(
-        "communication-bound",
-        f"communication that does not overlap with computation takes {percent(share)} of the time: "
-        f"{milliseconds(median(one.takes_s('comm') for one in ranks))} of a mean step{gradients}",
-        why="all ranks wait for each other's gradients at the end of every backward pass",
-        fix="more work for each step: a larger `--batch-size`, or `--accum 4` where the script uses `no_sync()`; "
-        "`ddplaunch doctor --comm` measures the links, `ddplaunch top` compares hosts",
     )
 
 

@@ -40,22 +40,19 @@ def scale_text(sizes: Sequence[SizeMeasured], terminal: Terminal, *, strong: boo
         kind = "the effective batch stays the same" if strong else "each process keeps its batch"
         lines += ["", *terminal.lines(f"{kind}; shares are of a step's time", "  ")]
         for one in measured:
-            if why := noise(one):
-                lines += terminal.lines(f"{_name(one)}: uncertain ({why})", "  ")
+            lines += terminal.lines(f"{_name(one)}: uncertain ({why})", "  ") if (why := noise(one)) else []
     shown: set[str] = set()  # findings of several sizes are shown at the first one only
     for one in sizes:
-        lines += ["", *_verdict_lines(one, base, terminal, strong=strong)]
-        more_findings = [finding for finding in one.observed if finding is not one.apart and finding.what not in shown]
-        lines += [finding_text(finding, terminal).rstrip("\n") for finding in more_findings]
-        shown.update(finding.what for finding in more_findings)
+        found = verdict(one, base, strong=strong) or one.problem or "not measured"
+        if isinstance(found, str):
+            lines += ["", *terminal.lines(f"{_name(one)}: {found}")]
+        else:
+            lines += ["", terminal.paint(_name(one), "bold"), *finding_text(found, terminal).splitlines()]
+        for more in one.observed:
+            if more is not one.apart and more.what not in shown:
+                shown.add(more.what)
+                lines.append(finding_text(more, terminal).rstrip("\n"))
     return terminal.page(lines).lstrip("\n")
-
-
-def _verdict_lines(one: SizeMeasured, base: SizeMeasured | None, terminal: Terminal, *, strong: bool) -> list[str]:
-    found = verdict(one, base, strong=strong) or one.problem or "not measured"
-    if isinstance(found, str):
-        return terminal.lines(f"{_name(one)}: {found}")
-    return [terminal.paint(_name(one), "bold"), *finding_text(found, terminal).splitlines()]
 
 
 def _name(one: SizeMeasured) -> str:
@@ -100,7 +97,7 @@ def scale_json(sizes: Sequence[SizeMeasured], *, strong: bool) -> dict[str, Any]
                 "speed_up": None if faster is None else round(faster.speed_up, 4),
                 "efficiency": None if faster is None else round(faster.efficiency, 4),
                 "verdict": words,
-                "unsure": noise(one) or None,
+                "unsure": one.disturbed or noise(one) or None,
             }
         )
     return {"schema": _SCHEMA, "strong": strong, "sizes": rows}

@@ -174,7 +174,7 @@ def undivided(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding
     same_part = {(each["replicas"], each["replica"]) for each in loaders}
     if {loader["batch_size"] for loader in loaders} == {world * (plan.get("batch_size") or 0)}:
         return  # may be the batch of all ranks, from which each takes its part: reported as a batch
-    if all(_gives_all(loader) for loader in loaders) and len(samples) == 1 and None not in samples:
+    if all(map(_gives_all, loaders)) and len(samples) == 1 and None not in samples:
         what = f"each of {world} ranks trains on all {samples.pop()} samples: its DataLoader has a {sampler}"
         fix = "`DataLoader(dataset, sampler=DistributedSampler(dataset))` and `sampler.set_epoch(epoch)`; nothing, if "
         fix += "the dataset of each rank is a part of its own"

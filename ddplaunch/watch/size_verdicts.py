@@ -59,6 +59,12 @@ class SizeMeasured:
         return median(shares) if shares else 0.0
 
     @property
+    def disturbed(self) -> str:
+        """Why its times tell nothing about the script: other programs used its CPUs; "" if they do."""
+        lacks_cpus = self.waits >= _WAITING and max(threads_of(self.ranks), self.processes) <= self.cpus
+        return f"ranks waited {percent(self.waits)} of the time for CPUs used by others" if lacks_cpus else ""
+
+    @property
     def mean_s(self) -> float | None:
         """A mean step, in seconds."""
         return sum(one.mean_s for one in self.ranks) / len(self.ranks) if self.ranks else None
@@ -107,13 +113,14 @@ def base_of(sizes: Sequence[SizeMeasured]) -> SizeMeasured | None:
 def speed_up(one: SizeMeasured, base: SizeMeasured | None, *, strong: bool) -> SpeedUp | None:
     """Return how many times as fast ``one`` is as ``base``.
 
-    None if one of them was not measured or trains separate models, or if ``one`` is the base and has several processes.
+    None if one of them was not measured, was disturbed or trains separate models, or if ``one`` is the base and has
+    several processes.
     Compares samples per second, or steps if samples are not counted: a step has the same number of samples per rank, or
     with ``strong`` in total.
     """
-    if base is None or one.mean_s is None or base.mean_s is None or one.apart or base.apart:
+    if base is None or one.mean_s is None or base.mean_s is None or one.processes == base.processes > 1:
         return None
-    if one.processes == base.processes > 1:
+    if any(size.apart or size.disturbed for size in (one, base)):
         return None
     ideal = one.processes / base.processes
     factor = base.mean_s / one.mean_s * (1.0 if strong else ideal)
@@ -126,20 +133,16 @@ def verdict(one: SizeMeasured, base: SizeMeasured | None, *, strong: bool) -> Fi
     """Return the finding of what slows a size down most, or words that nothing does; None if it was not measured."""
     if not one.ranks:
         return None
-    if one.apart is not None:
-        return one.apart
-    faster = speed_up(one, base, strong=strong)
-    is_base = base is None or one.processes == base.processes
-    finding = held_back(one.ranks, one.cpus, one.workers)
-    if finding is not None and finding.code in _OF_TOO_MANY and _is_too_many(one):
+    if one.disturbed and not one.apart:
+        return f"not judged: {one.disturbed}; measure again once they are free"
+    faster = None if base is None or one.processes == base.processes else speed_up(one, base, strong=strong)
+    finding = one.apart or held_back(one.ranks, one.cpus, one.workers)
+    if finding and finding.code in _OF_TOO_MANY and _is_too_many(one):
         finding = _more_than_cpus(one)  # a rank has at least one thread
-    if finding is None and not is_base and base is not None and faster is not None:
-        finding = _of_speed(one, base, faster, strong=strong)
-    if finding is not None:
-        return finding
-    if faster is None or is_base:
-        return "nothing holds its steps back"
-    return f"scaling as it should: {percent(faster.efficiency)} of the ideal"
+    if base and faster:
+        finding = finding or _of_speed(one, base, faster, strong=strong)
+    ideal = f"scaling as it should: {percent(faster.efficiency)} of the ideal" if faster else ""
+    return finding or ideal or "nothing holds its steps back"
 
 
 def _is_too_many(one: SizeMeasured) -> bool:
@@ -197,10 +200,8 @@ def _of_speed(one: SizeMeasured, base: SizeMeasured, faster: SpeedUp, *, strong:
 
 
 def noise(one: SizeMeasured) -> str:
-    """Return why the figures of a size are unsure, as a clause; "" if they are not."""
+    """Return why the figures of a size that is not ``disturbed`` are unsure, as a clause; "" if they are not."""
     spread = one.spread_s
-    if one.waits >= _WAITING and max(threads_of(one.ranks), one.processes) <= one.cpus:
-        return f"ranks waited {percent(one.waits)} of the time for CPUs used by others"
     if not one.settled:
         return "step times still moved"
     if spread is not None and spread[1] > _NOISY * spread[0]:

@@ -126,7 +126,8 @@ class _File:
             end = len(data)
         self._size, self._position = size, start + end
         if losses := list(LOSS.finditer(data)):
-            self.loss = (at_s, _loss(losses[-1]["loss"]))
+            loss = _number(losses[-1]["loss"])  # JSON has no number that is not finite
+            self.loss = (at_s, loss if loss is None or math.isfinite(loss) else str(loss))
         for counter, pattern in zip(self._counters, STEPS, strict=True):
             # a bar starts with \r, so the newest has no line end; its unit shows that it is complete
             matches = list(pattern.finditer(data, 0, len(data) if pattern is STEP_BAR else end))
@@ -159,12 +160,6 @@ def progress_line(folder: str, rank: int, columns: int, gpu_bytes: int | None = 
 def rate_text(rate: float | None) -> str:
     """Return a rate with three digits, or as many as it has, "" if unknown."""
     return "" if rate is None else f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
-
-
-def _loss(text: bytes | None) -> float | str | None:
-    """Return a loss, as text if it is not finite, because JSON has no such number."""
-    value = _number(text)
-    return value if value is None or math.isfinite(value) else str(value)
 
 
 def _number(text: bytes | None) -> float | None:
