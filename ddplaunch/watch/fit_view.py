@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from typing import Any
 
@@ -11,7 +12,7 @@ from ddplaunch.ui.table import panel, table
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding, error
-from ddplaunch.values.words import count, duration_text, size_text
+from ddplaunch.values.words import count, duration_text, listed, size_text
 from ddplaunch.watch.step_rate import rate_text
 
 _SCHEMA = 2
@@ -55,7 +56,11 @@ def _answer(fitted: Fitted) -> list[tuple[str, str]]:
         ends = f"; each has {fitted.most} samples" if fitted.most and best.batch > fitted.most * _NEAR else ""
         lines.append(("largest", f"{best.batch} per process, tried: {_memory(best) or 'memory unknown'}{free}{ends}"))
     if fastest is not None:
-        lines.append(("fastest", f"{fastest.batch} per process: {rate_text(fastest.samples_per_s)} samples/s"))
+        text, most = f"{fastest.batch} per process: {rate_text(fastest.samples_per_s)} samples/s", fastest.samples_per_s
+        fits = [trial.tried for trial in fitted.trials if trial.tried.within(fitted.headroom)]
+        few = [one.batch for one in fits if one.batch > fastest.batch and (one.samples_per_s or math.inf) > (most or 0)]
+        text += f"; too few steps to compare: {listed(sorted(few))}" if few else ""
+        lines.append(("rate" if few and len(few) + 1 == len(fits) else "fastest", text))
     elif fitted.most and any(trial.tried.samples_per_s for trial in fitted.trials):
         lines.append(("fastest", "unknown: each batch that was tried leaves fewer than 10 steps in an epoch"))
     model = fitted.model
