@@ -77,14 +77,6 @@ def _row(process: Process, leftovers: Leftovers, now_s: float) -> dict[str, str]
     }
 
 
-def _what_of(process: Process) -> str:
-    """Return ``rank 3``, or ``child of rank 3`` for a DataLoader worker and whatever else a rank started."""
-    rank = process.mark("RANK") or process.mark("LOCAL_RANK")
-    if rank is None:
-        return "child"
-    return f"rank {rank}" if process.session == process.pid else f"child of rank {rank}"
-
-
 def _command(process: Process) -> str:
     """Return at most 120 characters of the command line, with the interpreter's path cut to its name."""
     program, *words = hide_words(process.command) or (f"[{process.name}]",)
@@ -153,9 +145,11 @@ def _entry(process: Process, leftovers: Leftovers, cleaned: Cleaned | None, now_
     results = (name for name in names for one in getattr(cleaned, name) if one.pid == process.pid)
     started = start_s(process.start_ticks)
     gpu_bytes = known(leftovers.gpu_memory, {}).get(process.pid, {})
+    rank = process.mark("RANK") or process.mark("LOCAL_RANK")
+    of_rank = "rank" if process.session == process.pid else "child of rank"  # a DataLoader worker, or another program
     return {
         "pid": process.pid,
-        "what": _what_of(process),
+        "what": "child" if rank is None else f"{of_rank} {rank}",
         "age_s": None if started is None else round(now_s - started, 1),
         "command": hide_words(process.command),
         "gpu_memory": [{"gpu": gpu, "bytes": amount} for gpu, amount in sorted(gpu_bytes.items())],

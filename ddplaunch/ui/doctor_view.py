@@ -136,17 +136,15 @@ def hosts_text(
     ``findings`` are all, including those of ``missing`` hosts; ``passed`` counts checks over all hosts. ``picture`` are
     lines about the measurements between hosts.
     """
-    rows = [{**_machine(report.facts), "host": report.name, "clock": _clock_text(report)} for report in reports]
+    rows = []
+    for report in reports:
+        near = abs(report.clock_ahead_s) <= max(1.0, report.clock_unsure_s)  # to a second, or as far as is known
+        clock = "ok" if near else f"{report.clock_ahead_s:+.1f} s"
+        rows.append({**_machine(report.facts), "host": report.name, "clock": clock})
     lines = [*table(rows, terminal, ("CPUs",)), "", *picture] if rows else []
     answers = f"{len(reports)} of {count(len(reports) + len(missing), 'host')} answered"
     verdict = f"{counted(findings) or 'healthy'}: {answers}, {count(passed, 'check')} passed"
     return terminal.page(lines + _conclusion(findings, verdict, terminal))
-
-
-def _clock_text(report: HostReport) -> str:
-    """Return how far the clock is off, ``ok`` where that is at most a second or less than its uncertainty."""
-    near = abs(report.clock_ahead_s) <= max(1.0, report.clock_unsure_s)
-    return "ok" if near else f"{report.clock_ahead_s:+.1f} s"
 
 
 def hosts_json(

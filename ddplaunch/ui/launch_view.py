@@ -64,7 +64,10 @@ def device_text(launch: Launch, facts: Facts | None = None) -> str:
     """Return ``GPUs 0-3 (4 × NVIDIA H100 80GB HBM3)`` or ``CPU``; models are named where ``facts`` have them."""
     if launch.device.value == "cpu":
         return "CPU"
-    models = _models(launch, facts)
+    models = ""
+    if facts is not None and not isinstance(facts.nvml, Unavailable):
+        models = tallied(entry.gpu.name for entry in LaunchGpus(facts.nvml, facts.environment, launch).visible)
+        models = f" ({models})" if models else ""
     if launch.gpus is None:
         return f"every visible GPU{models}"
     return f"{'GPU' if len(launch.gpus) == 1 else 'GPUs'} {gpus_text(launch.gpus)}{models}"
@@ -73,13 +76,6 @@ def device_text(launch: Launch, facts: Facts | None = None) -> str:
 def gpus_text(gpus: Sequence[str]) -> str:
     """Return ``0-3,6`` for indices; UUIDs are listed one by one."""
     return numbers_text(map(int, gpus)) if all(map(str.isdecimal, gpus)) else ", ".join(gpus)
-
-
-def _models(launch: Launch, facts: Facts | None) -> str:
-    if facts is None or isinstance(facts.nvml, Unavailable):
-        return ""
-    names = [entry.gpu.name for entry in LaunchGpus(facts.nvml, facts.environment, launch).visible]
-    return f" ({tallied(names)})" if names else ""
 
 
 def batch_text(launch: Launch) -> str:

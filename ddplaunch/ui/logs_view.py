@@ -69,18 +69,14 @@ class Lines:
         if not data:
             return b""
         if b"\r" in data:
-            data = b"\n".join(_as_on_a_terminal(line) for line in data.split(b"\n"))
+            lines = (line.split(b"\r") for line in data.split(b"\n"))  # the last text is what a terminal shows
+            data = b"\n".join(next(filter(None, reversed(parts)), b"") for parts in lines)
         if self._prefix is None:
             return data
         if self._on_terminal:
             data = b"".join([harmless_line(line) + b"\n" for line in data[:-1].split(b"\n")])
         prefix = self._prefix(file)
         return prefix + data[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
-
-
-def _as_on_a_terminal(line: bytes) -> bytes:
-    """Return what a terminal shows of a line with carriage returns: the last text between them."""
-    return next((part for part in reversed(line.split(b"\r")) if part), b"")
 
 
 def prefix_of(hosts: dict[int, str], terminal: Terminal) -> Callable[[LogFile], bytes]:

@@ -146,7 +146,10 @@ def plan_json(launch: Launch, findings: Sequence[Finding] = ()) -> dict[str, Any
         "device": _resolved_json(launch.device),
         "gpus": plain(launch.gpus),
         "placement": {**plain(launch.placement), **_source(launch.placement.source)},
-        "numbers": _numbers_json(launch.numbers),
+        "numbers": {
+            **{name: _resolved_json(one) for name, one in resolved_numbers(launch.numbers).items()},
+            "assumptions": [{"text": one.text, **_source(one.source)} for one in launch.numbers.assumptions],
+        },
         "passed": [
             {
                 "number": passed.number,
@@ -161,18 +164,14 @@ def plan_json(launch: Launch, findings: Sequence[Finding] = ()) -> dict[str, Any
         "missing": plain(launch.missing),
         "doubts": dict(launch.doubts),
         "receives": list(launch.receives),
-        "environment": [_variable(variable) for variable in launch.environment],
+        "environment": [
+            {"name": one.name, "value": _value(one), **_source(one.source), "reason": one.reason}
+            for one in launch.environment
+        ],
         "argv": hide_words(launch.argv),
         "notes": hide_json(list(launch.notes)),
         "findings": hide_json(plain(findings)),
     }
-
-
-def _numbers_json(numbers: Numbers) -> dict[str, Any]:
-    """Return the known numbers and the assumptions behind them."""
-    resolved_json = {name: _resolved_json(resolved) for name, resolved in resolved_numbers(numbers).items()}
-    assumptions = [{"text": assumption.text, **_source(assumption.source)} for assumption in numbers.assumptions]
-    return {**resolved_json, "assumptions": assumptions}
 
 
 def _resolved_json(resolved: Resolved[Any] | None) -> dict[str, Any] | None:
@@ -182,7 +181,3 @@ def _resolved_json(resolved: Resolved[Any] | None) -> dict[str, Any] | None:
 
 def _source(source: Source) -> dict[str, str]:
     return {"source": source.kind, "detail": source.detail}
-
-
-def _variable(variable: Variable) -> dict[str, Any]:
-    return {"name": variable.name, "value": _value(variable), **_source(variable.source), "reason": variable.reason}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,42 +15,47 @@ from ddplaunch.values.codec import plain
 from ddplaunch.values.words import age_text, listed
 
 _SCHEMA = 1
-_SCRIPT = 20  # cells
-_KEPT = 4  # columns; a narrow terminal leaves out the others, the last one first, and ``--json`` has them
+_SCRIPT = 16  # cells
 _EMPHASES: Mapping[str, Emphasis] = {"running": "good", "orphaned": "error", "failed": "warning"}
+_GROUP = re.compile(r".*-\d{8}-\d{6}-(?=\w+\.)")  # of trials: what follows it names each of them as well
 
 
-def ps_text(
-    runs: Sequence[RunSummary], more: int, now_s: float, me: str, terminal: Terminal, base: Path | None = None
-) -> str:
+def ps_text(runs: Sequence[RunSummary], more: int, now_s: float, me: str, terminal: Terminal, base: Path) -> str:
     """Return a line for each run, without empty columns, and how many ended runs are not shown.
 
-    WHO is filled for other users' runs, HOSTS for several hosts, DIRECTORY for a record that is not below ``base``.
+    Runs whose record is not below ``base`` follow the others, under the directory where they were started or the user
+    who hides it. WHO is filled for other users' runs, HOSTS for several hosts.
     """
     if not runs:
         return "no runs\n"
-    rows = [_row(run, now_s, me, base) for run in runs]
-    emphasis = {row: _EMPHASES[run.state] for row, run in enumerate(runs) if run.state in _EMPHASES}
-    right = {"AGE", "TOOK", "SIZE", "BATCH"}
-    lines = table(rows, terminal, right, spared=[*rows[0]][: _KEPT - 1 : -1], emphasis=emphasis)
+    runs_by_place: dict[str, list[RunSummary]] = {}
+    for run in runs:
+        runs_by_place.setdefault(_place(run, me, base), []).append(run)
+    lines = list[str]()
+    for place, group in sorted(runs_by_place.items()):
+        rows = [_row(run, now_s, me) for run in group]
+        emphasis = {row: shown for row, run in enumerate(group) if (shown := _EMPHASES.get(run.state))}
+        lines += terminal.lines(f"{place}:") if place else []
+        spared = [*rows[0]][:2:-1]  # a narrow terminal leaves these out, the last one first, and ``--json`` has them
+        lines += table(rows, terminal, {"AGE", "TOOK", "SIZE", "BATCH"}, spared=spared, emphasis=emphasis)
     for run in runs:
         lines += terminal.lines(f"{run.run_id}: {run.problem}") if run.problem else []
     lines += terminal.lines(f"{more} more ended; `ddplaunch ps --all` lists them") if more else []
     return terminal.page(lines)
 
 
-def _row(run: RunSummary, now_s: float, me: str, base: Path | None) -> dict[str, str]:
+def _row(run: RunSummary, now_s: float, me: str) -> dict[str, str]:
     status = f"exit status {run.exit_status}" if run.state == "failed" and run.exit_status is not None else ""
-    took_s = None if run.started_s is None or run.ended_s is None else run.ended_s - run.started_s
+    started_s, times_s = run.started_s, (now_s, now_s if run.state in ("running", "orphaned") else run.ended_s)
+    ages = [age_text(None if at_s is None or started_s is None else at_s - started_s) for at_s in times_s]
     return {
-        "RUN": run.run_id,
+        "RUN": _GROUP.sub("", run.run_id),
         "STATE": run.state,
-        "AGE": age_text(None if run.started_s is None else now_s - run.started_s),
-        "CAUSE": "" if run.diagnosis == run.state else run.diagnosis or status,
         "SCRIPT": cut((run.script or "").rpartition("/")[2], _SCRIPT),
         "SIZE": str(number_of_ranks(run) or ""),
-        "TOOK": age_text(took_s),
-        "DIRECTORY": _place(run.directory, base),
+        "TOOK": ages[1],
+        "CAUSE": "" if run.diagnosis == run.state else run.diagnosis or status,
+        "AGE": ages[0],
         "WHO": "" if run.user == me else run.user or "",
         "BATCH": "" if run.effective_batch is None else str(run.effective_batch),
         "GPUS": gpus_text(run.gpus or ()),
@@ -57,11 +63,14 @@ def _row(run: RunSummary, now_s: float, me: str, base: Path | None) -> dict[str,
     }
 
 
-def _place(directory: Path | None, base: Path | None) -> str:
+def _place(run: RunSummary, me: str, base: Path) -> str:
     """Return where a run was started; empty for a run below ``base``."""
-    if directory is None or base is None or base in directory.parents:
+    parents = run.directory.parents if run.directory else ()
+    if not parents:
+        return "" if run.user == me else f"of {run.user}"
+    if base in parents:
         return ""
-    above = directory.parents[1]  # the directory of .ddplaunch/runs/ID
+    above = parents[1]  # the directory of .ddplaunch/runs/ID
     return str(above.parent if above.name == ".ddplaunch" else above)
 
 
@@ -76,6 +85,12 @@ def ps_json(runs: Sequence[RunSummary], more: int, host: str, now_s: float) -> d
     rows = []
     for run in runs:
         age = None if run.started_s is None else round(now_s - run.started_s, 1)
-        directory = None if run.directory is None else str(run.directory)
-        rows.append({**plain(run), "directory": directory, "world_size": number_of_ranks(run), "age_s": age})
+        rows.append(
+            {
+                **plain(run),
+                "directory": run.directory and str(run.directory),
+                "world_size": number_of_ranks(run),
+                "age_s": age,
+            }
+        )
     return {"schema": _SCHEMA, "host": host, "runs": rows, "not_shown": more}

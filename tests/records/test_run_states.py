@@ -30,7 +30,7 @@ from ddplaunch.records.launchers import (
 from ddplaunch.records.outcome import RunOutcome, write_outcome
 from ddplaunch.records.run_states import RunSummary, _recorded, _script_of, state_of, summary
 from ddplaunch.ui.ps_view import number_of_ranks, ps_json, ps_text
-from ddplaunch.ui.terminal import Terminal, cells
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.variable_names import RANK_CALL, SETTINGS, TRIAL
 from ddplaunch.values.words import host_name
 from tests.cli.cli_calls import Call
@@ -219,40 +219,38 @@ RUNS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("width", [120, 60, 40])
+@pytest.mark.parametrize("width", [120, 80, 60, 40])
 def test_the_table(golden: Golden, width: int) -> None:
-    text = ps_text(RUNS, 12, 2000.0, "ada", Terminal(width))
+    text = ps_text(RUNS, 12, 2000.0, "ada", Terminal(width), Path("/w"))
     assert max(map(len, text.splitlines())) <= width
     golden(f"ps-{width}", text)
 
 
-def test_runs_of_other_directories_say_which() -> None:
+def test_runs_of_other_directories_follow_under_theirs() -> None:
     base = Path("/home/ada/proj/.ddplaunch")
+    trial = "fit-20261121-101500-aaaaaa.batch-8"
     runs = [
-        RunSummary("a", "running", base / "runs" / "a", user="ada"),
+        RunSummary(trial, "running", base / "runs" / trial, user="ada", started_s=40.0),
         RunSummary("b", "running", Path("/home/ada/other/.ddplaunch/runs/b"), user="ada"),
         RunSummary("c", "failed", Path("/scratch/runs/c"), started_s=1.0, ended_s=91.0, exit_status=1,
                    diagnosis="cuda-out-of-memory", user="ada"),
         RunSummary("d", "terminated", base / "runs" / "d", diagnosis="terminated", ended_s=9.0, user="ada"),
+        RunSummary("hers", "orphaned", None, "训练模型的脚本训练模型的脚本.py", user="eve", started_s=1.0),
     ]  # fmt: skip
-    lines = ps_text(runs, 0, 100.0, "ada", Terminal(100), base).splitlines()
-    assert lines[0].split() == ["RUN", "STATE", "AGE", "CAUSE", "TOOK", "DIRECTORY"]
-    assert [line.split()[-1] for line in lines[1:]] == ["running", "/home/ada/other", "/scratch", "terminated"]
-    assert "cuda-out-of-memory" in lines[3] and lines[4].split() == ["d", "terminated"]
-    away = replace(runs[2], script="训练模型的脚本训练模型的脚本.py")
-    lines = ps_text([runs[0], away], 0, 100.0, "ada", Terminal(56), base).splitlines()
-    assert lines[0].split()[:3] == ["RUN", "STATE", "AGE"] and "DIRECTORY" not in lines[0]
-    assert len(lines) == 3 and all(cells(line) <= 56 for line in lines)
-    assert "DIRECTORY" not in ps_text([runs[0], runs[3]], 0, 100.0, "ada", Terminal(100), base)
+    for width, eve in ((100, " 99 s 99 s eve"), (48, " 99 s 99 s")):
+        lines = [" ".join(line.split()) for line in ps_text(runs, 0, 100.0, "ada", Terminal(width), base).splitlines()]
+        assert lines[1:4] == ["aaaaaa.batch-8 running 60 s 60 s", "d terminated", "/home/ada/other:"], lines
+        assert lines[6:7] == ["/scratch:"] and lines[8].startswith("c failed 90 s cuda-out-of-memory")
+        assert lines[9] == "of eve:" and lines[11] == f"hers orphaned 训练模型的脚本…{eve}"
 
 
 def test_the_table_has_no_columns_for_nothing() -> None:
-    assert ps_text((), 0, 0.0, "ada", Terminal(80)) == "no runs\n"
+    assert ps_text((), 0, 0.0, "ada", Terminal(80), Path("/w")) == "no runs\n"
     one = RunSummary("r", "succeeded", started_s=0.0, exit_status=0, user="ada", hosts=("h",))
-    text = ps_text((one,), 0, 9.0, "ada", Terminal(80))
+    text = ps_text((one,), 0, 9.0, "ada", Terminal(80), Path("/w"))
     assert text == "  RUN  STATE      AGE\n  r    succeeded  9 s\n"
     for width in (40, 80):
-        assert "\x1b[1;32m  2026" in ps_text(RUNS, 0, 2000.0, "ada", Terminal(width, True))
+        assert "\x1b[1;32m  2026" in ps_text(RUNS, 0, 2000.0, "ada", Terminal(width, True), Path("/w"))
 
 
 def test_json_has_it_all() -> None:
