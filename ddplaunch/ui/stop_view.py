@@ -149,9 +149,9 @@ def _entries(processes: Sequence[Process], run: RunProcesses) -> list[dict[str, 
 
 
 def _role_of(process: Process, run: RunProcesses) -> str:
-    """Return ``torchrun``, ``launcher`` (over ssh), ``rank 3``, ``the guard``, or ``child``, even a detached one."""
+    """Return ``torchrun``, ``launcher`` (over ssh), ``rank 3``, ``child`` (also detached), or the guard's role."""
     if is_guard(process):
-        return "the guard"
+        return "ddplaunch's recorder"
     if any(process.pid == launcher.pid for launcher in run.launchers):
         return "torchrun" if is_launcher(process) else "launcher"
     rank = process.number("RANK")
