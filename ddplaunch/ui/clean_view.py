@@ -94,8 +94,8 @@ def done_text(cleaned: Cleaned, removed: int) -> str:
     """Return a text about what was ended and removed, as verified afterwards."""
     processes = len(cleaned.ended) + len(cleaned.killed)
     hard = f", {len(cleaned.killed)} of them by SIGKILL" if cleaned.killed else ""
-    lines = [f"ended {count(processes, 'process')}{hard}\n"] if processes else []
-    return "".join([*lines, f"removed {count(removed, 'record')}\n"] if removed else lines)
+    ended = f"ended {count(processes, 'process')}{hard}\n" * bool(processes)
+    return ended + f"removed {count(removed, 'record')}\n" * bool(removed)
 
 
 def clean_findings(cleaned: Cleaned, failed: Sequence[str]) -> tuple[Finding, ...]:

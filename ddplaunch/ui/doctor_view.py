@@ -54,8 +54,7 @@ def doctor_text(
     ``picture`` are lines about the measurements between ranks. ``verbose`` adds why checks were skipped.
     """
     machine_texts = (f"{title} {text}" for title, text in _machine(facts).items() if text not in ("", "none"))
-    lines = terminal.lines(", ".join(machine_texts))
-    lines += ["", *picture]
+    lines = [*terminal.lines(", ".join(machine_texts)), "", *picture]
     if verbose:
         lines += section("skipped", _reasons(outcomes, "skipped", terminal), terminal)
     crashed = _reasons(outcomes, "crashed", terminal)

@@ -39,8 +39,7 @@ def curves_in(lines: Iterable[bytes]) -> dict[str, list[tuple[float, str]]]:
         loss, rate = LOSS.search(line), _RATE.search(line)
         if not loss and not rate:
             continue
-        match = next((match for pattern in STEPS if (match := pattern.search(line))), None)
-        step = "" if match is None else match[1].decode()
+        step = next((match[1].decode() for pattern in STEPS if (match := pattern.search(line))), "")
         if loss:
             curves["loss"].append((float(loss[1]), step))
         if rate:

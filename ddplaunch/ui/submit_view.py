@@ -54,10 +54,13 @@ def directive_text(directive: str) -> str:
 
 def submitted_text(job: str, batch: BatchScript, log: str, state: JobState | None, terminal: Terminal) -> str:
     """Return lines about what was submitted, where its log is, and how to follow and cancel it."""
-    now = "" if state is None else state_text(state)
-    rows = {"now": now, "log": log, "follow": f"`tail -F {quote(log)}`"}
-    kind = "array " if batch.array else ""
-    return _panel(f"submitted {kind}job {job}: {batch.about}", {**rows, "cancel": f"`scancel {job}`"}, terminal)
+    rows = {
+        "now": "" if state is None else state_text(state),
+        "log": log,
+        "follow": f"`tail -F {quote(log)}`",
+        "cancel": f"`scancel {job}`",
+    }
+    return _panel(f"submitted {'array ' if batch.array else ''}job {job}: {batch.about}", rows, terminal)
 
 
 def manifest_text(objects: Sequence[Mapping[str, Any]]) -> str:

@@ -179,8 +179,8 @@ _PARAGRAPH = re.compile(r"(?:`[^`]*`|[^\n])+")  # text between newlines that are
 def wrap(text: str, width: int, first: str = "", hanging: str = "") -> list[str]:
     """Return lines of at most ``width`` cells, the first after ``first``, the others after ``hanging``.
 
-    A word wider than a whole line gets a line of its own; the terminal wraps it, so that text copied from there
-    contains no newline. Newlines outside backticks are kept.
+    A word that fits into no line after these is indented by two cells. One wider than a whole line gets a line of its
+    own; the terminal wraps it, so that text copied from there contains no newline. Newlines outside backticks are kept.
     """
     lines: list[str] = []
     for paragraph in _PARAGRAPH.findall(text) or [""]:
@@ -189,6 +189,9 @@ def wrap(text: str, width: int, first: str = "", hanging: str = "") -> list[str]
             if not empty and cells(line) + 1 + cells(word) > width:
                 lines.append(line)
                 line, empty = hanging, True
+            if empty and cells(line + word) > width >= cells(f"  {word}"):
+                lines += [line] * (not line.isspace())
+                line = "  "
             line = line + word if empty else f"{line} {word}"
             empty = False
         lines.append(line.rstrip() if empty else line)

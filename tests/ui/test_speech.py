@@ -36,6 +36,7 @@ def test_a_refusal_says_that_nothing_was_launched_and_how_to_override() -> None:
 def test_text_is_laid_out_by_the_cells_that_it_takes() -> None:
     assert wrap("first\nsecond", 40, "  fix: ", "       ") == ["  fix: first", "       second"]
     assert wrap("", 40, "  why: ", "       ") == ["  why:"]
+    assert wrap("wide and wider!!", 9, "why: ", "     ") == ["why: wide", "     and", "  wider!!"]
     assert cells("数据") == 4 and cells("e\u0301") == 1 and visible("数据 ü") == "数据 ü"
     assert visible("a\nb\t", keep_newlines=True) == "a\nb\\t"
     assert [cut(text, 4) for text in ("abcd", "数据", "abcde", "数据x")] == ["abcd", "数据", "abc…", "数…"]
