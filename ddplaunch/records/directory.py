@@ -94,12 +94,14 @@ def read_through(path: str | Path) -> str | None:
 
 
 def path_text(path: Path) -> str:
-    """Return ``path`` for display: relative to the working directory if it is below it."""
-    try:
+    """Return ``path`` for display, as a word of a shell: relative to the working directory if it is below it."""
+    from shlex import quote
+
+    text = f"{path}"
+    with suppress(OSError, ValueError):  # the working directory is gone
         relative = os.path.relpath(path)
-    except (OSError, ValueError):  # the working directory is gone
-        return str(path)
-    return str(path) if relative.startswith("..") else relative
+        text = text if relative.startswith("..") else relative
+    return quote(text)
 
 
 def not_yours(problem: NotOursError, fix: str) -> Finding:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -182,8 +181,8 @@ def yours(directory: Path) -> Path:
     reason = foreign(directory)
     if reason is None:
         return directory
-    copied = f"`cp -r {shlex.quote(path_text(directory))} .` makes a record of yours, if you may read it"
-    raise UsageError(not_yours(NotOursError(reason, str(directory)), copied))
+    fix = f"`cp -r {path_text(directory)} .` makes a record of yours, if you may read it"
+    raise UsageError(not_yours(NotOursError(reason, str(directory)), fix))
 
 
 def runs_of_job(base: Path, job: str) -> dict[str, Path]:

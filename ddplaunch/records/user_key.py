@@ -29,17 +29,13 @@ def user_key(environ: Mapping[str, str]) -> bytes | None:
     if not state.startswith("/"):
         return None
     path = f"{state}/ddplaunch/key"
-    try:
-        return _read(path)
-    except FileNotFoundError:
-        pass
-    except OSError:
-        return None
-    try:
-        _make(path, home or state)
-        return _read(path)
-    except OSError:
-        return None
+    with contextlib.suppress(OSError):
+        try:
+            return _read(path)
+        except FileNotFoundError:
+            _make(path, home or state)
+            return _read(path)
+    return None
 
 
 def _read(path: str) -> bytes | None:
