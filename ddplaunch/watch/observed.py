@@ -21,6 +21,7 @@ from ddplaunch.machine.files import read_end
 from ddplaunch.records.directory import note_path
 from ddplaunch.records.find import read_run
 from ddplaunch.records.json_files import objects, read_object
+from ddplaunch.records.log_files import LOSS
 from ddplaunch.values.finding import Finding, warning
 from ddplaunch.values.variable_names import PLAN
 from ddplaunch.values.words import count, ranks_text
@@ -82,14 +83,15 @@ def look(attempt: str, ranks: Sequence[int], environ: Mapping[str, str], ignored
 
 
 def losses(attempt: str) -> Iterator[Finding]:
-    """Yield a warning if rank 0 of the folder ``attempt`` ended with losses that are not finite.
+    """Yield a warning if the last losses of rank 0 in the folder ``attempt`` are not finite.
 
     With ``--phases`` it names the ranks whose gradients were the first.
     """
     from ddplaunch.explain.explain_logs import explain_texts
 
     for path in Path(attempt).glob("rank-0.???"):
-        if re.search(rb"(?i)loss.*\b(?:nan|inf)\b", read_end(path, 16_384)):  # only then all of it is read
+        printed = LOSS.findall(read_end(path, 16_384))
+        if printed and not math.isfinite(float(printed[-1])):  # only then all of it is read
             since = {
                 rank: file.facts.get("not_finite_since") or math.inf
                 for rank, file in read_phases(Path(attempt)).items()

@@ -55,8 +55,7 @@ class SizeMeasured:
     @property
     def waits(self) -> float:
         """The share of the time that the median rank waits for a CPU; 0 if unknown."""
-        shares = [one.waits for one in self.ranks if one.waits is not None]
-        return median(shares) if shares else 0.0
+        return median([one.waits for one in self.ranks if one.waits is not None] or [0.0])
 
     @property
     def disturbed(self) -> str:
@@ -138,7 +137,13 @@ def verdict(one: SizeMeasured, base: SizeMeasured | None, *, strong: bool) -> Fi
     faster = None if base is None or one.processes == base.processes else speed_up(one, base, strong=strong)
     finding = one.apart or held_back(one.ranks, one.cpus, one.workers)
     if finding and finding.code in _OF_TOO_MANY and _is_too_many(one):
-        finding = _more_than_cpus(one)  # a rank has at least one thread
+        waiting = f"; each waits for one {percent(one.waits)} of the time" if one.waits >= _WAITING else ""
+        finding = warning(
+            "cpus-used-up",
+            f"{count(one.processes, 'process')} compute on {count(one.cpus, 'CPU')}{waiting}",
+            why="each of them has one thread at least, and waits for a CPU while another one computes",
+            fix=f"at most {count(one.cpus, 'process')} on this machine: `ddplaunch scale {one.cpus} …`",
+        )
     if base and faster:
         finding = finding or _of_speed(one, base, faster, strong=strong)
     ideal = f"scaling as it should: {percent(faster.efficiency)} of the ideal" if faster else ""
@@ -154,16 +159,6 @@ def _is_too_many(one: SizeMeasured) -> bool:
         return False
     computes = sum(one.shares[name] or 0.0 for name in _COMPUTE)
     return computes >= _COMPUTES or one.waits >= _WAITING
-
-
-def _more_than_cpus(one: SizeMeasured) -> Finding:
-    waiting = f"; each waits for one {percent(one.waits)} of the time" if one.waits >= _WAITING else ""
-    return warning(
-        "cpus-used-up",
-        f"{count(one.processes, 'process')} compute on {count(one.cpus, 'CPU')}{waiting}",
-        why="each of them has one thread at least, and waits for a CPU while another one computes",
-        fix=f"at most {count(one.cpus, 'process')} on this machine: `ddplaunch scale {one.cpus} …`",
-    )
 
 
 def _of_speed(one: SizeMeasured, base: SizeMeasured, faster: SpeedUp, *, strong: bool) -> Finding | None:

@@ -208,14 +208,14 @@ def test_a_launch_says_where_it_does_not_train_as_planned_while_it_trains_and_th
     assert sum(line.comm_s or 0 for line in files[0].lines) > 2 * sum(line.comm_s or 0 for line in files[1].lines)
 
 
-#: The batch of one rank has no number in its third step; the weights of all have none after it.
+#: The batch of one rank has no number in its third step; the weights of all have none after it, for many steps.
 BAD_BATCH = """
-import torch
+import time, torch
 import torch.distributed as dist
 dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(1, 7):
+for step in range(1, 40):
     batch = torch.ones(2, 4)
     if step == 3 and dist.get_rank() == 1:
         batch[0, 0] = float("nan")
@@ -223,7 +223,7 @@ for step in range(1, 7):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    print("loss", loss.item())
+    print("loss", loss.item(), flush=True), time.sleep(0.2)
 dist.destroy_process_group()
 """
 
@@ -232,7 +232,10 @@ dist.destroy_process_group()
 def test_the_rank_with_the_first_gradient_that_is_no_number_is_named(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(BAD_BATCH)
     command = ddplaunch("run", "2", *ANYWHERE, "--phases", "--", "train.py")
-    done = subprocess.run(command, cwd=tmp_path, env=clean_environment(NO_COLOR="1"), capture_output=True, text=True)
-    said = " ".join(done.stderr.split())
-    assert done.returncode == 0 and "warning[not-a-number]: the loss is not a number from `loss nan` on" in said, said
-    assert "rank-0.out:4 why: rank 1 had the first gradients that are no numbers, in step 3; nothing" in said, said
+    environ, pipe, both = clean_environment(NO_COLOR="1"), subprocess.PIPE, subprocess.STDOUT
+    done = subprocess.run(command, cwd=tmp_path, env=environ, stdout=pipe, stderr=both, text=True)
+    before, *said = " ".join(done.stdout.split()).split(
+        "warning[not-a-number]: the loss is not a number from `loss nan`"
+    )
+    assert done.returncode == 0 and len(said) == 1 and "loss nan" in said[0], "it trains on: " + before + said[0]
+    assert "rank-0.out:4 why: rank 1 had the first gradients that are no numbers, in step 3; nothing" in said[0]

@@ -173,10 +173,16 @@ class Attempt:
             for one in sorted(self.ranks.values(), key=lambda each: each.rank)
             for end in [one.end()]
         )
-        first = None if self.first is None else self.first.rank
         kept = {f"node-{settings.node}/{name}": data for name, data in unwritten.items()}
-        ended_s = self.ended_s or steady_s()
-        return EndedAttempt(self.number, self.started_s, ended_s, ranks, first, kept, self.stacks)
+        return EndedAttempt(
+            self.number,
+            self.started_s,
+            self.ended_s or steady_s(),
+            ranks,
+            None if self.first is None else self.first.rank,
+            kept,
+            self.stacks,
+        )
 
 
 def processes_note(run_id: str | None, host: str, launcher: ProcessStat | None, attempt: Attempt) -> str:

@@ -87,8 +87,8 @@ def describe(
     """
     left = {one.rank: "exit status 0" for one in ranks.values() if one.status == 0}
     busy = {rank: share for rank, share in shares.items() if share > _BUSY}
-    story = hang_diagnosis(stacks, NoProgress(still_s, busy, left, host, has_other_nodes(), steps))
-    return _as_recorded(story, attempt, ranks)
+    still = NoProgress(still_s, busy, left, host, has_other_nodes(), steps)
+    return _as_recorded(hang_diagnosis(stacks, still), attempt, ranks)
 
 
 def _as_recorded(story: Diagnosis, attempt: str | None, ranks: Iterable[int]) -> Diagnosis:
@@ -146,8 +146,10 @@ def _stays(stacks: Sequence[RankStack]) -> bool:
 
     A shell script stays at one place while the same programs run below it.
     """
-    own = {tuple((frame.file, frame.function) for frame in stack.main if frame.is_own) for stack in stacks}
-    calls = {tuple((frame.file, frame.function) for frame in stack.main) for stack in stacks}
+    calls, own = (
+        {tuple((frame.file, frame.function) for frame in stack.main if every or frame.is_own) for stack in stacks}
+        for every in (True, False)
+    )
     alike = len({stack.programs for stack in stacks}) == 1
     return alike and len(own) == 1 and len(calls) <= max(2, len(stacks) // 2)
 
@@ -158,8 +160,8 @@ def time_is_up(stacks: tuple[RankStack, ...], limit_s: float, attempt: str | Non
     found = [group for group in groups(stacks)[:_PLACES] if group.place.path]
     where = "; ".join(f"{ranks_text(group.ranks)} {at_text(group)}" for group in found)
     why = "it had not ended by then" + (f": {where}" if where else "")
-    fixes = (f"`--timeout {2 * limit_s:.0f}s`, or none; `ddplaunch logs` shows how far it came",)
-    story = Diagnosis("time-limit", "observed", what, why, fixes, None, None, evidence_of(found))
+    fix = f"`--timeout {2 * limit_s:.0f}s`, or none; `ddplaunch logs` shows how far it came"
+    story = Diagnosis("time-limit", "observed", what, why, (fix,), None, None, evidence_of(found))
     return _as_recorded(story, attempt, [stack.rank for stack in stacks])
 
 

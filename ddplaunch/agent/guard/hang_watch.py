@@ -156,7 +156,8 @@ class HangWatch:
         self._run, self._streams, self._host, self._stop = run, streams, host, stop
         settings, now_s = run.settings, time.monotonic()
         if settings.timeout_s is not None:
-            run.loop.at(now_s + settings.timeout_s - max(0.0, time.time() - began_s), self._time_is_up)
+            at_s = now_s + settings.timeout_s - max(0.0, time.time() - began_s)
+            run.loop.at(at_s, lambda: run.aside(self._end_in_time, "the time limit could not be kept"))
         self._hang_s = settings.hang_timeout_s or math.inf
         self._every_s = min(15.0, max(0.1, self._hang_s / 40))
         if settings.hang_timeout_s is not None:
@@ -172,14 +173,13 @@ class HangWatch:
         """Measure progress, and compare stacks if there was none for half of the time-out."""
         self._measure()
         now_s = time.monotonic()
-        silent = bool(self._pids()) and self._silent_s() >= self._hang_s / 2
-        if not silent:
+        if not self._pids() or self._silent_s() < self._hang_s / 2:
             self._looks.clear()
-        if silent and self._told_s is None and now_s >= self._look_s:
+        elif self._told_s is None and now_s >= self._look_s:
             self._look_s = now_s + self._hang_s / _LOOKS
             self._run.aside(self._look, "ranks could not be looked at")
-        else:
-            self._run.loop.at(now_s + self._every_s, self._tick)
+            return
+        self._run.loop.at(now_s + self._every_s, self._tick)
 
     def _silent_s(self) -> float:
         """Return for how many seconds no rank has made progress."""
@@ -201,9 +201,6 @@ class HangWatch:
         self._work.look(pids.values())
         if self._told_s is not None and time.monotonic() - self._silent_s() > self._told_s:
             self._told_s = None  # the run makes progress again, and a new hang is reported again
-
-    def _time_is_up(self) -> None:
-        self._run.aside(self._end_in_time, "the time limit could not be kept")
 
     # Called in a thread: stacks take seconds, and ranks' output must not wait for them
 

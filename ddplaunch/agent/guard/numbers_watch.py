@@ -1,4 +1,4 @@
-"""Compares the numbers that ranks noted at their first optimizer steps with the plan, while the ranks train."""
+"""Compares the numbers that ranks noted at their first optimizer steps with the plan, and follows their losses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _EVERY_S = 2.0  # between two checks for the files
 
 
 class NumbersWatch:
-    """Waits until all ranks of an attempt have noted their first optimizer steps, and reports differences to the plan.
+    """Waits until all ranks of an attempt have noted their first optimizer steps, and reports differences to the plan;
+    then until the losses that rank 0 prints are no numbers.
 
     It checks now and then whether the ranks' files exist; nothing is read or imported until all of them do.
     """
@@ -26,7 +27,7 @@ class NumbersWatch:
         self._run = run
         self._findings: tuple[Finding, ...] = ()
         self.told: tuple[str, ...] = ()  # what `--prove` said, and the first lines of the findings that were shown
-        self._folder = ""
+        self._folder = self._compared = ""  # of the attempt, once its notes were compared
         self._ranks: tuple[int, ...] = ()
 
     def begin(self, attempt: int, ranks: Iterable[int]) -> None:
@@ -49,15 +50,20 @@ class NumbersWatch:
         from ddplaunch.records.outcome import write_findings
         from ddplaunch.ui.speech import findings_text
         from ddplaunch.ui.terminal import Terminal
+        from ddplaunch.watch.observed import Observed, losses
 
         folder, settings = self._folder, self._run.settings
-        seen, proved = seen_in_run(folder, self._ranks, settings)
+        if compared := self._compared == folder:
+            seen, proved = Observed((*losses(folder),), True), ""
+        else:
+            seen, proved = seen_in_run(folder, self._ranks, settings)
         if self._folder != folder:
             return  # a new attempt has begun
-        if not seen.over:
+        self._compared = folder * seen.over
+        if not (compared and seen.findings):
             self._wait()
-        elif (proved or seen.findings) and not settings.node:
+        if seen.over and (proved or seen.findings) and not settings.node:
             self._findings += seen.findings  # for `ps` and the final report
-            self.told = (proved, *(finding.what for finding in self._findings))
+            self.told += (proved, *(finding.what for finding in seen.findings))
             write_findings(settings.node_directory or "", self._findings)
             self._run.say(proved + findings_text(seen.findings, Terminal.of(sys.stderr)) + "\n" * bool(seen.findings))

@@ -91,12 +91,8 @@ class RecordFile:
             self._shut()
 
     def _missing(self) -> bytes:
-        if not self._missed:
-            return b""
-        return self._notice(f"{size_text(self._missed)} of output are missing here, which the disk did not take")
-
-    def _notice(self, text: str) -> bytes:
-        return f"{'' if self._line_ended else chr(10)}[ddplaunch: {text}]\n".encode()
+        what = f"{size_text(self._missed)} of output are missing here, which the disk did not take"
+        return f"{'' if self._line_ended else chr(10)}[ddplaunch: {what}]\n".encode() if self._missed else b""
 
     def _open(self, piece: Piece) -> None:
         self._file = open_to_write(piece.path, os.O_WRONLY | os.O_APPEND)
@@ -124,15 +120,12 @@ class RecordFile:
         pieces = pieces_of(self.path)
         too_old = pieces[1:-2]
         if too_old and too_old[0].start == pieces[0].end:
-            self._say_cut(self.path)
+            what = f"output was cut here; the last of it is in {self.name}.from-*, as `--log-max-size` says"
+            with contextlib.suppress(OSError), closing(open_to_write(self.path, os.O_WRONLY | os.O_APPEND)) as head:
+                os.write(head, f"[ddplaunch: {what}]\n".encode())
         with closing(open_place(os.path.dirname(self.path))) as folder:
             for piece in too_old:
                 os.unlink(os.path.basename(piece.path), dir_fd=folder)
-
-    def _say_cut(self, path: str) -> None:
-        what = f"output was cut here; the last of it is in {self.name}.from-*, as `--log-max-size` says"
-        with contextlib.suppress(OSError), closing(open_to_write(path, os.O_WRONLY | os.O_APPEND)) as head:
-            os.write(head, f"[ddplaunch: {what}]\n".encode())
 
     def _shut(self) -> None:
         if self._file >= 0:

@@ -35,12 +35,12 @@ class Owner:
 
 def of_ranks(table: Iterable[ProcessStat], owners: Mapping[int, Owner]) -> list[ProcessStat]:
     """Return the processes in the sessions of these ranks, oldest first; one with a session of its own is to stay."""
-    found = [
+    found = (
         one
         for one in table
         if (owner := owners.get(one.session))
         and (one.start_ticks == owner.start if one.pid == owner.pid else one.start_ticks >= owner.start)
-    ]
+    )
     return sorted(found, key=lambda one: one.start_ticks)
 
 
@@ -97,11 +97,7 @@ def grace_of_left(owners: Mapping[int, Owner], grace_s: float) -> Grace:
     was the rank. DataLoader workers catch it too, but have nothing to save.
     """
     is_worker = _workers_of(owners)
-
-    def grace(process: ProcessStat) -> float:
-        return grace_s if not is_worker(process) and catches(process.pid, signal.SIGTERM) else KILL_AFTER_S
-
-    return grace
+    return lambda process: grace_s if not is_worker(process) and catches(process.pid, signal.SIGTERM) else KILL_AFTER_S
 
 
 class _Sweep:
