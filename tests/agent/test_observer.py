@@ -234,8 +234,6 @@ def test_the_rank_with_the_first_gradient_that_is_no_number_is_named(tmp_path: P
     command = ddplaunch("run", "2", *ANYWHERE, "--phases", "--", "train.py")
     environ, pipe, both = clean_environment(NO_COLOR="1"), subprocess.PIPE, subprocess.STDOUT
     done = subprocess.run(command, cwd=tmp_path, env=environ, stdout=pipe, stderr=both, text=True)
-    before, *said = " ".join(done.stdout.split()).split(
-        "warning[not-a-number]: the loss is not a number from `loss nan`"
-    )
-    assert done.returncode == 0 and len(said) == 1 and "loss nan" in said[0], "it trains on: " + before + said[0]
+    before, *said = " ".join(done.stdout.split()).split("warning[not-a-number]: the loss is not a number from ")
+    assert done.returncode == 0 and len(said) == 1 and said[0].count("loss nan") > 2, before
     assert "rank-0.out:4 why: rank 1 had the first gradients that are no numbers, in step 3; nothing" in said[0]
