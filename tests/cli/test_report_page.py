@@ -24,8 +24,8 @@ SECRET = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz01234567"
 
 def record(base: Path, run_id: str, lines: int = 3) -> Path:
     """Write the record of a run of two ranks, of which rank 1 failed."""
-    numbers = {"world_size": {"value": 2, "source": {"kind": "flag"}}}
-    plan = {"target": {"name": "train.py"}, "numbers": numbers}
+    numbers = {name: {"value": 2, "source": {"kind": "flag"}} for name in ("world_size", "accum", "global_batch_size")}
+    plan = {"target": {"name": "train.py"}, "numbers": numbers, "missing": [{"number": "accum"}]}
     argv = ["/x/ddplaunch", "run", "2", "--", "train.py", "<b>&</b>"]
     directory = fake_runs.record(base, run_id, BEGAN_S, argv=argv, plan=plan)
     attempt = directory / "node-0" / "attempt-0"
@@ -69,10 +69,10 @@ def test_a_page_fetches_nothing_and_escapes_all(folder: Path) -> None:
     assert "no newline" in text and "red" in text and not re.search("[\x1b\u202e\x9b]", text)
     assert shown(b"\x1b]0;title\x07plain \xff") == "plain \ufffd"
     assert "<li>look at <code>&lt;train&gt;.py:7</code></li>" in text
+    assert text.count("only planned: see") == 2 and "ranks, planned effective batch 2" in text
     assert "ended after 4.0 s with exit status 1" in text  # from what was typed, as in `ps`
-    timeline = text.partition('id="timeline"')[2]
-    bars = [tuple(map(float, each)) for each in re.findall(r"left: ([\d.]+)%; width: ([\d.]+)%", timeline)]
-    assert bars == [(0.0, 100.0), (20.0, 40.0)]
+    timed = re.findall(r"left: ([\d.]+)%; width: ([\d.]+)%", text.partition('id="timeline"')[2])
+    assert [tuple(map(float, each)) for each in timed] == [(0.0, 100.0), (20.0, 40.0)]
 
 
 def test_at_most_10000_lines_are_in_the_page(folder: Path) -> None:
