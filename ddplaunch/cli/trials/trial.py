@@ -257,7 +257,12 @@ class Trials:
         if trial.ending == "failed":
             diagnosis = trial.diagnosis
             if diagnosis is not None and os.strerror(errno.EXDEV) in diagnosis.what:
-                return ("trial-failed", f"it failed after {steps}: {diagnosis.what}", *_RENAMED)
+                return (
+                    "trial-failed",
+                    f"it failed after {steps}: {diagnosis.what}",
+                    "trials run in an overlay, in which only root can rename a folder that was there before",
+                    "`shutil.move` in the script, which copies then; or `--in-place`, with an output folder of its own",
+                )
             return (
                 "trial-failed",
                 f"it failed after {steps}" + ("" if diagnosis is None else f": {diagnosis.what}"),
@@ -291,12 +296,6 @@ class Trials:
             "the ranks still load, or wait for each other, or step without an optimizer of torch",
             f"`--timeout 30m` waits longer; `ddplaunch logs {trial.run_id}` shows what they did; {_MARK}",
         )
-
-
-_RENAMED = (
-    "trials run in an overlay, in which only root can rename a folder that was there before",
-    "`shutil.move` in the script, which copies then; or `--in-place`, with an output folder of its own",
-)
 
 
 def _no_place(problem: str) -> RefusedError:

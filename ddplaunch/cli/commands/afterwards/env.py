@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 from ddplaunch.cli.parsing.command import Command
+from ddplaunch.cli.streams import say
 from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.variable_names import own_command
 
@@ -22,6 +23,8 @@ def env() -> int:
     # Python warns of how torch's module is started, above its text.
     variables = {**os.environ, "PYTHONWARNINGS": "ignore::RuntimeWarning"}
     for words in (["torch.utils.collect_env"], ["ddplaunch", "--version"], ["ddplaunch", "doctor", "--verbose"]):
-        folder = "." if len(words) > 1 else "/"  # collect_env starts `python -m pip`, which would take a pip.py here
-        subprocess.run(own_command(sys.executable, *words), cwd=folder, env=variables, check=False)
+        if sys.stderr.isatty():
+            say(f"now `python -m {' '.join(words)}`")
+        # collect_env starts `python -m pip`, which would take a pip.py here
+        subprocess.run(own_command(sys.executable, *words), cwd="." if words[1:] else "/", env=variables, check=False)
     return ExitStatus.DONE

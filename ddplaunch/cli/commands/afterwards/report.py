@@ -70,9 +70,9 @@ def report(run: str | None, output: str | None, force: bool | None, run_dir: str
             ) from problem
     if page is None:
         answer(text)
-        return ExitStatus.DONE
-    page.write(text)
-    say(f"{directory.name} is described in {path_text(Path(path).absolute())}")
+    else:
+        page.write(text)
+        say(f"{directory.name} is described in {path_text(Path(path).absolute())}")
     return ExitStatus.DONE
 
 

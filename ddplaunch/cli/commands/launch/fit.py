@@ -205,9 +205,10 @@ class _Search:
             return None, ""
         if trial.problem is None:
             return Tried(batch, True, peak, limit, trial.samples_per_s), ""
+        ran = Tried(batch, True, peak, limit)
         if trial.ending == "ended" and peak is not None:
-            return Tried(batch, True, peak, limit), f"it ended after {count(measured.steps, 'step')}"
-        if trial.ending == "failed" and (note := self._out_of_memory(batch, trial, Tried(batch, True, peak, limit))):
+            return ran, f"it ended after {count(measured.steps, 'step')}"
+        if trial.ending == "failed" and (note := self._out_of_memory(batch, trial, ran)):
             return Tried(batch, False, None, limit), note
         if self._trials and (trial.ending == "ended" or measured.empty_epochs):
             return Tried(batch, False, None, limit), "no step: the data hold no such batch"

@@ -42,6 +42,5 @@ def ps(all: bool | None, json: bool | None, run_dir: str | None) -> int:
     if json:
         answer_json(ps_json(runs, more, host, now_s))
         return ExitStatus.DONE
-    terminal = Terminal.of(sys.stdout)
-    answer(ps_text(runs, more, now_s, owner_name(own_id()), terminal, base.resolve()))
+    answer(ps_text(runs, more, now_s, owner_name(own_id()), Terminal.of(sys.stdout), base.resolve()))
     return ExitStatus.DONE
