@@ -213,9 +213,9 @@ def _scaling_assumptions(request: NumbersRequest, base: Resolved[int] | None, fa
         text = f"{names} scaled linearly, as for SGD with warmup; for Adam-like optimizers `--lr-scaling sqrt` is usual"
         assumptions.append(Assumption(text, _GOYAL))
     if base is None:
-        text = f"{names} {was} tuned for one GPU with the batch that the script uses, so the ratio is the world size"
+        text = f"{names} {was} tuned for one rank with the batch that the script uses, so the ratio is the world size"
         assumptions.append(Assumption(f"{text}; change it with `--batch-size` or `--base-batch-size`", DEFAULT))
     elif base.source.kind == "computed":  # the default base
-        text = f"{names} {was} tuned for one GPU with {base.value} samples per optimizer step"
+        text = f"{names} {was} tuned for one rank with {base.value} samples per optimizer step"
         assumptions.append(Assumption(f"{text}; change it with `--base-batch-size`", DEFAULT))
     return tuple(assumptions)

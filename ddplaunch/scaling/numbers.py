@@ -134,7 +134,7 @@ def _out_of_range(flag: str, number: Resolved[Any], text: str, allowed: str) -> 
     return error(
         "number-out-of-range",
         f"`{flag}` is {text}, not {allowed}",
-        why="what is made from it would be zero, negative, infinite or more than torch's 64-bit integers hold",
+        why="the batch or the rate that follows from it would be zero, negative, infinite, or too large for torch",
         fix=f"give {allowed}",
         where=where(flag, number),
     )

@@ -187,8 +187,8 @@ def test_computed_values_show_the_numbers_they_came_from() -> None:
 @pytest.mark.parametrize(
     ("world", "said", "factor", "warmup", "assumes"),
     [
-        (4, {"base_lr": 1e-4}, 4.0, None, "base_lr was tuned for one GPU with the batch that the script uses"),
-        (4, {"batch_size": 8, "accum": 2, "base_lr": 1e-4}, 4.0, None, "one GPU with 16 samples per optimizer step"),
+        (4, {"base_lr": 1e-4}, 4.0, None, "base_lr was tuned for one rank with the batch that the script uses"),
+        (4, {"batch_size": 8, "accum": 2, "base_lr": 1e-4}, 4.0, None, "one rank with 16 samples per optimizer step"),
         (4, {"batch_size": 8, "base_lr": 1e-4}, 4.0, None, "Goyal et al. 2017"),
         (4, {"batch_size": 8, "base_lr": 1e-4}, 4.0, None, "for Adam-like optimizers `--lr-scaling sqrt` is usual"),
         (1, {"batch_size": 8, "base_lr": 1e-4}, 1.0, None, ""),  # nothing is scaled
