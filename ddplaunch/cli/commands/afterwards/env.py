@@ -12,7 +12,9 @@ from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.variable_names import own_command
 
 COMMAND = Command(
-    examples=(("ddplaunch env", "versions, hardware and checks, to paste into a bug report"),),
+    lines="""\
+ddplaunch env  # versions, hardware and checks, to paste into a bug report
+""",
     options=(),
     more="It runs torch's `collect_env` and `ddplaunch doctor`; variables of the environment are not in it.",
 )

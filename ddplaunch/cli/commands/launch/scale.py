@@ -25,13 +25,10 @@ from ddplaunch.watch.scale_view import progress_text, scale_json, scale_text
 from ddplaunch.watch.size_verdicts import SizeMeasured
 
 COMMAND = Command(
-    examples=(
-        ("ddplaunch scale --batch-size 8 -- train.py", "1, 2, 4 … processes, up to what this machine has"),
-        (
-            "ddplaunch scale 2 --device cpu --steps 20 -- train.py",
-            "20 steps of two processes",
-        ),
-    ),
+    lines="""\
+ddplaunch scale --batch-size 8 -- train.py  # 1, 2, 4 … processes, up to what this machine has
+ddplaunch scale 2 --device cpu --steps 20 -- train.py  # 20 steps of two processes
+""",
     options=(
         *trial_options(10),
         Flag("json", "switch", OUTPUT, "Everything as JSON."),
