@@ -45,13 +45,22 @@ def test_a_script_is_written_that_can_be_launched(call: Call, folder: Path) -> N
     assert said.status == 0 and "error" not in said.err
 
 
-@pytest.mark.parametrize(("words", "there"), [((), "ddplaunch.toml"), (("--script",), "train.py")])
-def test_nothing_is_replaced(call: Call, folder: Path, words: tuple[str, ...], there: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "there", "says"),
+    [
+        ((), "ddplaunch.toml", "`ddplaunch.toml` exists"),
+        (("--script",), "train.py", "`ddplaunch init train2.py --script`"),
+        (("2",), "ddplaunch.toml", "`2` does not exist"),
+    ],
+)
+def test_nothing_is_replaced(call: Call, folder: Path, words: tuple[str, ...], there: str, says: str) -> None:
     (folder / there).write_text("# mine\n")
     said = call("init", *words)
-    assert said.status == 2 and f"`{there}` exists" in said.err and f"`mv {there} {there}.old`" in said.err
+    assert said.status == 2 and says in said.err
     assert (folder / there).read_text() == "# mine\n"
     assert sorted(path.name for path in folder.iterdir()) == sorted({there, "train.py"})
+    said = call("init", "new.py", "--script")
+    assert said.status == 0 and (folder / there).read_text() == "# mine\n" and (folder / "new.py").exists()
 
 
 def test_without_a_script_at_hand(call: Call, folder: Path) -> None:
