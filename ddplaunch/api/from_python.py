@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from html import escape
@@ -14,6 +15,7 @@ from ddplaunch.api.child import Ended, held_folder, run_child
 from ddplaunch.api.rank_call import read_result, write_call
 from ddplaunch.cli.parsing.command import options_of
 from ddplaunch.cli.parsing.removed import removed
+from ddplaunch.cli.parsing.typed_words import words_of
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.planning.flag import Flag
 from ddplaunch.records.find import last_metrics
@@ -29,7 +31,6 @@ Option: TypeAlias = "str | int | float | bool | os.PathLike[str] | Sequence[obje
 
 
 NOT_HERE = ("dry_run", "detach")  # they leave no outcome to return
-_WITH_COMMAS = ("hosts", "show", "gpus", "preload")
 _CALLS = 3  # most calls to show on the way to a failure
 
 
@@ -62,8 +63,8 @@ class Outcome:
     def _parts(self) -> list[str]:
         """Return how the launch ended, why, and the metrics, a clause each."""
         cause = self.diagnosis
-        place = "" if cause is None or cause.rank is None else f"rank {cause.rank}"
-        causes = [] if cause is None else [cause.what if place in cause.what else f"{place}: {cause.what}"]
+        place = "" if not cause or cause.rank is None else f"rank {cause.rank}"
+        causes = [] if not cause else [cause.what if place in cause.what else f"{place}: {cause.what}"]
         metrics = [f"{name} {value:.6g}" for name, value in self.metrics.items()]
         return [f"run {self.run_id} ended with status {self.status}", *causes, *metrics]
 
@@ -91,13 +92,21 @@ class LaunchRefused(_ToldInFull, DdplaunchError):
         self.exit_status = status
 
     def __str__(self) -> str:
-        text = "\n".join(
-            "\n  --> ".join((one.what, *one.where)) + f"\n  why: {one.why}\n  fix: {one.fix}" for one in self.findings
-        )
-        typed = re.sub(r"`ddplaunch run (\d+) -- [^`]*`", r"`nproc=\1`", re.sub(r"\n  --> flag: .*", "", text))
-        return _FLAG.sub(_argument, typed).replace("NPROC", "nproc")
+        return "\n".join(map(_in_python, self.findings))
 
 
+def _in_python(finding: Finding) -> str:
+    """Return a finding as text that names arguments of ``launch``; an option that the script lacks is a word of it."""
+    text = "\n  --> ".join((finding.what, *finding.where)) + f"\n  why: {finding.why}\n  fix: {finding.fix}"
+    text = _LAUNCH.sub(_call, re.sub(r"\n  --> flag: .*", "", text)).replace("NPROC", "nproc")
+    return text if finding.code == "script-arguments" else _FLAG.sub(_argument, text)
+
+
+def _call(line: re.Match[str]) -> str:
+    return f"`launch({line[2]!r}, {line[1]}, args={shlex.split(line[3])})`".replace(", args=[]", "")
+
+
+_LAUNCH = re.compile(r"`ddplaunch run(?: (\d+))? -- ([^`\s]+)([^`\n]*)`")
 #: An option alone in backticks, ``--batch-size 8``: a command that has more is for a terminal.
 _FLAG = re.compile("`--(no-)?([a-z][a-z-]+)(?:[ =]([^`]+))?`")
 
@@ -123,8 +132,8 @@ class RunFailed(_ToldInFull):
 
     def __str__(self) -> str:
         cause = self.outcome.diagnosis
-        lines = self.outcome._parts()[: 1 if cause is None else 2]
-        if cause is not None:
+        lines = self.outcome._parts()[: 1 + bool(cause)]
+        if cause:
             calls = [f"    {call.place}  {call.source}".rstrip() for call in cause.calls[-_CALLS:]]
             lines += [*calls, f"  why: {cause.why}", *(f"  fix: {fix}" for fix in cause.fixes[:1])]
         return "\n".join(lines)
@@ -178,6 +187,8 @@ def launch(
     """
     if words_of_script:
         raise LaunchTypeError("launch() takes a script's words, and a function's arguments, by name: `args=[…]`")
+    if isinstance(args, str):
+        raise LaunchTypeError(f"`args` is one string; a script's words are `args={shlex.split(args)}`")
     words = [] if nproc is None else [str(nproc)]
     words += _option_words(options)
     if not callable(what):
@@ -188,17 +199,17 @@ def launch(
         if outcome.status and check:
             raise RunFailed(outcome)
         return outcome
-    if elsewhere := [option for option in ("hosts", "hostfile", "nnodes") if options.get(option) is not None]:
+    if elsewhere := [option for option in ("hosts", "hostfile", "nnodes") if options.get(option)]:
         raise LaunchTypeError(f"`{elsewhere[0]}`: a function runs on this machine; launch a script on several")
     with held_folder() as folder:
         write_call(folder, what, args, kwargs or {})
         target = ["-m", RANK_CALL, str(folder), getattr(what, "__name__", type(what).__name__)]
         outcome = _outcome(run_child(["run", *words, "--", *target], show=show_output))
         if outcome.status:
-            rank = outcome.run.first_failed_rank if outcome.run is not None else None
+            rank = outcome.run and outcome.run.first_failed_rank
             failed = read_result(folder, rank or 0)
-            raise RunFailed(outcome) from (failed[1] if failed is not None and not failed[0] else None)
-        results: list[Any] = []
+            raise RunFailed(outcome) from (failed[1] if failed and not failed[0] else None)
+        results = list[Any]()
         while (result := read_result(folder, len(results))) is not None:
             results.append(result[1])
         return results if all_ranks else results[0]
@@ -230,17 +241,12 @@ def _words_of(flag: Flag, value: Option) -> list[str]:
     if flag.kind in ("switch", "pair"):
         if not isinstance(value, bool):
             raise LaunchTypeError(f"`{flag.name}` is True or False")
-        if value:
-            return [flag.flag]
-        return ["--no-" + flag.flag[2:]] if flag.kind == "pair" else []
+        return words_of(flag, value) if value or flag.kind == "pair" else []
+    values: Sequence[object] = [value]
     if isinstance(value, Mapping):
-        values: list[object] = [f"{name}={item}" for name, item in value.items()]
+        values = [f"{name}={item}" for name, item in value.items()]
     elif isinstance(value, Sequence) and not isinstance(value, str):
-        values = [",".join(map(str, value))] if flag.name in _WITH_COMMAS else list(value)
-    else:
-        values = [value]
-    if len(values) > 1 and flag.kind != "many":
-        raise LaunchTypeError(f"`{flag.name}` takes one value")
+        values = value if flag.kind == "many" else [",".join(map(str, value))]
     return [f"{flag.flag}={os.fspath(item) if isinstance(item, os.PathLike) else item}" for item in values]
 
 
@@ -254,15 +260,15 @@ def _outcome(ended: Ended) -> Outcome:
         if status in (ExitStatus.USAGE, ExitStatus.REFUSED) and report.findings:
             raise LaunchRefused(status, *report.findings)
         raise RuntimeError(f"`ddplaunch run` ended with status {status} before it launched anything")
-    run = read_outcome(report.directory) if report.directory is not None else None
+    run = report.directory and read_outcome(report.directory)
     recorded = run if isinstance(run, RunOutcome) else None
-    findings = dict.fromkeys((*report.findings, *(recorded.findings if recorded is not None else ())))
+    findings = dict.fromkeys((*report.findings, *(recorded.findings if recorded else ())))
     return Outcome(
         status,
         report.run_id,
         report.directory,
-        None if recorded is None else recorded.diagnosis,
+        recorded.diagnosis if recorded else None,
         tuple(findings),
-        {} if report.directory is None else last_metrics(report.directory),
+        last_metrics(report.directory) if report.directory else {},
         recorded,
     )

@@ -108,7 +108,7 @@ def _mistake(words: Sequence[str], script: Sequence[str] | None, at: int, kind: 
         own, after = after[:first], after[first:]
         fix = corrected_line([*words, *own], after) or corrected_line(words, [*after, *own])
     elif kind == "quotes":
-        what, code = f"`{word}` is no file, and quotes make it one word", "script-not-found"
+        what, why, code = f"`{word}` is one word", "quotes make it one, and no file has that name", "script-not-found"
         parts = [*before, *word.split(), *behind, *["--"] * bool(after), *after[at > len(words) :]]
         fix = corrected_line(*split_arguments(parts)) or f"leave out the quotes: `{word}`"
     elif kind == "switch":
