@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved
-from ddplaunch.values.words import duration_s
+from ddplaunch.values.words import duration_s, nearest
 
 Kind = Literal["argument", "arguments", "text", "output", "integer", "number", "duration", "switch", "pair", "many"]
 #: Where shell completion finds values: this machine, the project or its records. The shell itself completes files.
@@ -171,7 +171,8 @@ class _OneOf:
             if word.lower() == typed.value.lower():
                 return word
         problem = f" is neither {', '.join(self.words[:-1])} nor {self.words[-1]}"
-        raise _refused(flag, typed, problem, self.why, f"`{flag.flag} {self.example}`")
+        near = nearest(typed.value, self.words, 0.75) or self.example
+        raise _refused(flag, typed, problem, self.why, f"`{flag.flag} {near}`")
 
 
 @dataclass(frozen=True)
@@ -245,7 +246,7 @@ def read_nproc(flag: Flag, typed: Resolved[str]) -> NprocWord:
         typed,
         f"`{shlex.quote(typed.value)}` is not a number of processes",
         "NPROC is processes per node: a positive integer, `auto` (every visible GPU) or `NxM` (N nodes of M)",
-        "`2` in its place; `--gpus 0,1` names GPUs",
+        f"`{nearest(typed.value, ['auto']) or 2}` in its place; `--gpus 0,1` names GPUs",
     )
 
 
@@ -320,7 +321,7 @@ read_memory = _Size(64, "importing torch alone takes more")
 read_nccl_level = _OneOf(("VERSION", "WARN", "INFO", "TRACE"), "these are the levels of NCCL_DEBUG", "INFO")
 read_lr_scaling = _OneOf(("linear", "sqrt", "none"), "the rate follows the effective batch by one of these", "sqrt")
 read_device = _OneOf(
-    ("auto", "cuda", "cpu"), "`cuda` is a GPU, by ROCm too; `auto` takes one for each rank where there are any", "auto"
+    ("auto", "cuda", "cpu"), "`cuda` is a GPU, by ROCm too; `auto` takes one for each rank where there are any", "cuda"
 )
 read_on_hang = _OneOf(
     ("report", "stop"),

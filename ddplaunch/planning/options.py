@@ -200,7 +200,7 @@ class Options:
     )
     start: Resolved[Literal["auto", "cold", "warm"]] | None = _flag(
         ENVIRONMENT,
-        "cold, warm (fork the ranks from a process that has torch) or auto: warm on CPUs [auto].",
+        "cold, warm (fork the ranks from a process that has torch) or auto: warm with a CPU build of torch [auto].",
         "HOW",
         read_start,
     )

@@ -167,7 +167,7 @@ def decide_start(
     is_read = isinstance(script, ScriptReport) and script.code
     proven = ranks > 1 and device == "cpu" and of_cpus and is_read
     if start == "cold" or (start == "auto" and not proven):
-        without = "`--preload` without effect: only ranks that `--start warm` forks get what was imported once"
+        without = "`--preload` without effect: the ranks start cold; `--start warm` imports once, then forks"
         return StartDecision(False, (), (without,) if preload else ())
     found = (name for name in situation.variables if name.startswith(tuple(_TOOLS.split())))
     tool = next((name for name in found if name != "PYDEVD_USE_FRAME_EVAL"), "")

@@ -173,7 +173,7 @@ def _check_flag(word: str, flags: frozenset[str] | Unavailable) -> None:
         )
     if not word.startswith("--") or isinstance(flags, Unavailable) or flag in flags:
         return
-    near = nearest(flag, sorted(flags))
+    near = nearest(flag, sorted(flags - _OURS.keys()))
     raise usage(
         f"the installed torchrun has no option `{flag}`",
         why="options come and go with torch versions; this one was looked up in the installed torch/distributed/run.py",

@@ -40,10 +40,15 @@ def number_of_signal(name: str) -> int | None:
 
 
 def nearest(word: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the candidate most similar to ``word``, which may be a typing error; None if none is similar."""
+    """Return the candidate most similar to ``word``, which may be a typing error; None if none is similar.
+
+    Dashes in front, which all options have, make none similar.
+    """
     import difflib  # needed for mistakes only
 
-    return next(iter(difflib.get_close_matches(word, list(candidates), n=1, cutoff=cutoff)), None)
+    by_name = {each.lstrip("-"): each for each in candidates}
+    near = difflib.get_close_matches(word.lstrip("-"), by_name, 1, cutoff)
+    return by_name[near[0]] if near else None
 
 
 def age_text(seconds: float | None) -> str:
@@ -118,7 +123,7 @@ def listed(names: Iterable[object], most: int = 4, last: str = ", ") -> str:
 
 def in_one(sentences: Sequence[str]) -> str:
     """Return sentences that differ in one word as one that lists these words; of others, the first as an example."""
-    words = [sentence.split(" ") for sentence in dict.fromkeys(sentences)]
+    words = [sentence.split() for sentence in dict.fromkeys(sentences)]
     places = [place for place, column in enumerate(zip(*words, strict=False)) if len(set(column)) > 1]
     if len(words) == 1:
         return sentences[0]
@@ -144,12 +149,12 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 def numbers_text(numbers: Iterable[int]) -> str:
     """Return ``0-3,6`` for 0, 1, 2, 3, 6, as in flags; keeps the order."""
-    return ",".join(f"{span[0]}-{span[-1]}" if len(span) > 1 else str(span[0]) for span in _spans(numbers))
+    return ",".join(f"{span[0]}-{span[-1]}" if span[1:] else str(span[0]) for span in _spans(numbers))
 
 
 def numbers_of(text: str) -> tuple[int, ...]:
     """Return 0, 1, 2, 3, 6 for ``0-3,6``, the kernel's format for CPU lists. Raises ValueError for anything else."""
-    numbers: list[int] = []
+    numbers = list[int]()
     for span in filter(None, text.strip().split(",")):
         first, _, last = span.partition("-")
         numbers += range(int(first), int(last or first) + 1)
@@ -158,7 +163,7 @@ def numbers_of(text: str) -> tuple[int, ...]:
 
 def _spans(numbers: Iterable[int]) -> list[list[int]]:
     """Return the numbers grouped into runs of consecutive ones."""
-    spans: list[list[int]] = []
+    spans = list[list[int]]()
     for number in numbers:
         if spans and number == spans[-1][-1] + 1:
             spans[-1].append(number)
@@ -178,7 +183,7 @@ SIGNALS = {name: number for number, name in SIGNAL_NAMES.items()}
 
 #: Commands that need Linux: they start ranks or inspect this machine's processes. Listing checks and showing records
 #: do not.
-_OF_LINUX = ("run", "doctor", "scale", "fit", "prove", "stop", "clean", "stacks", "top", "plan --hosts")
+_OF_LINUX = "run,doctor,scale,fit,prove,stop,clean,stacks,top,plan --hosts".split(",")  # noqa: SIM905
 _OF_UNIX = (*_OF_LINUX, "ps", "logs", "report")  # commands that read records do not work on Windows either
 
 

@@ -56,6 +56,7 @@ def test_lists_end_in_a_number_that_is_worth_it() -> None:
     ]  # fmt: skip
     assert tallied(["b", "a", "b"]) == "2 × b, 1 × a"
     assert nearest("bath-size", ["epochs", "batch-size"]) == "batch-size" and nearest("x", ["epochs"]) is None
+    assert nearest("--ngpus", ["--n", "--lr"]) is None and nearest("--bath", ["--batch"]) == "--batch"
 
 
 def test_signals_have_names_or_numbers() -> None:

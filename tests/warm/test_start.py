@@ -52,8 +52,8 @@ def test_a_warm_launch_runs_torchrun_as_ranks_are_run() -> None:
     [
         ({"start": "warm", "capture": False}, "no capture: `--no-capture`; "),
         ({"start": "warm", "preload": "a", "torchrun_arg": ["--tee 3"]}, "no capture: `--tee`"),
-        ({"preload": "a", "nproc": "1"}, "`--preload` without effect: only ranks that `--start warm` forks"),
-        ({"start": "cold", "preload": "a"}, "`--preload` without effect: only ranks that `--start warm` forks"),
+        ({"preload": "a", "nproc": "1"}, "`--preload` without effect: the ranks start cold"),
+        ({"start": "cold", "preload": "a"}, "`--preload` without effect: the ranks start cold"),
     ],
 )
 def test_what_cannot_be_warm_says_why_and_starts_cold(options: dict[str, Any], words: str) -> None:

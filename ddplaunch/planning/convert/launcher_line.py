@@ -31,10 +31,6 @@ _BY_DEFAULT = Note(
 #: Launchers whose lines are not translated, and why.
 _STAY = {
     "torchx": Note("an app of TorchX", "convert the line of torchrun that `torchx run --dryrun` prints for it"),
-    "deepspeed": Note(
-        "a launch of DeepSpeed's",
-        "torchrun starts its ranks too: `ddplaunch run 4 -- train.py '--local_rank=${local_rank}'`",
-    ),
     "mpirun": Note(
         "processes of MPI",
         "with RANK and LOCAL_RANK in place of MPI's variables it is `ddplaunch run 4 -- train.py`; "
@@ -42,6 +38,8 @@ _STAY = {
     ),
 }
 _LOCAL = ("localhost", "127.0.0.1")
+#: The option for its local rank that a launcher passes to the script.
+_LOCAL_RANK = {"torch.distributed.launch": "--local-rank", "deepspeed": "--local_rank"}
 
 
 def translate(words: Sequence[Word], job: Mapping[str, Word] | None = None) -> Translation | None:
@@ -182,7 +180,7 @@ class LauncherLine:
             if devices and devices != "all":
                 nproc = known_word(str(len(devices.split(","))))
             else:
-                nproc = known_word("auto" if self.launcher == "accelerate" else "1")
+                nproc = known_word("1" if self.launcher.startswith("torch") else "auto")
         counted = {"gpu": known_word("auto"), "cpu": Word("$(nproc --all)")}
         return counted.get(nproc.text or "", nproc), nnodes
 
@@ -221,8 +219,8 @@ class LauncherLine:
 
     def _target(self, rest: Sequence[Word]) -> list[Word]:
         """Return what every rank runs, with the option for its local rank if the launcher adds one."""
-        local = self.launcher == "torch.distributed.launch" and "use_env" not in self.switches
-        passed = [known_word("--local-rank=${local_rank}")] if local else []
+        local = "" if "use_env" in self.switches else _LOCAL_RANK.get(self.launcher, "")
+        passed = [known_word(f"{local}=${{local_rank}}")] if local else []
         args = [*passed, *map(without_placeholders, rest[1:])]
         text = rest[0].value
         is_file = (text or "").endswith(".py")

@@ -1,12 +1,13 @@
-"""The options of torchrun and accelerate as data: how many values each takes, and how it is translated.
+"""The options of torchrun, accelerate and DeepSpeed as data: how many values each takes, and how it is translated.
 
 Names are spelled with dashes; these launchers accept underscores as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
+
+from ddplaunch.values.codec import toml_beside
 
 
 class Meaning(NamedTuple):
@@ -24,72 +25,18 @@ class Meaning(NamedTuple):
 PORT = "MASTER_PORT"
 
 
-def _all(kind: str, names: str, detail: str = "", values: int = 1) -> dict[str, Meaning]:
-    return {name: Meaning(kind, detail, values) for name in names.split()}
+def _of(launcher: str) -> dict[str, Meaning]:
+    rows = [row for row in toml_beside(__file__, "launcher_options.toml")["options"] if launcher in row["of"]]
+    return {
+        name: Meaning(row["kind"], row.get("detail", ""), row.get("values", 1))
+        for row in rows
+        for name in row["names"].split()
+    }
 
 
-_ITSELF = "ddplaunch chooses it itself"
-_SHOWN = "ddplaunch records every rank's output"
-_OF_TORCHRUN = {
-    **_all("torchrun", "--tee --redirects --log-dir --local-ranks-filter --monitor-interval --rdzv-conf --role"),
-    **_all("torchrun", "--start-method --event-log-handler --numa-binding --signals-to-handle --shutdown-timeout"),
-    **_all("torchrun", "--duplicate-stdout-filters --duplicate-stderr-filters --log-line-prefix-template"),
-    **_all("drop", "--rdzv-backend --local-addr --logs-specs", _ITSELF),
-}
-_PLACE = {
-    **_all("max_restarts", "--max-restarts"),
-    **_all("module", "-m --module", values=0),
-    **_all("no_python", "--no-python", values=0),
-}
-#: https://docs.pytorch.org/docs/stable/elastic/run.html
-TORCHRUN: Mapping[str, Meaning] = {
-    **_OF_TORCHRUN,
-    **_PLACE,
-    **_all("nproc", "--nproc-per-node"),
-    **_all("nnodes", "--nnodes"),
-    **_all("--node-rank", "--node-rank"),
-    **_all("--master-addr", "--master-addr"),
-    **_all("port", "--master-port"),
-    **_all("endpoint", "--rdzv-endpoint"),
-    **_all("drop", "--rdzv-id", "ddplaunch names each run anew"),
-    **_all("standalone", "--standalone", values=0),
-    **_all("use_env", "--use-env", values=0),
-    **_all("drop", "--virtual-local-rank --run-path", "ddplaunch has nothing that means the same", 0),
-    **_all("cannot", "--print-completion", "it launches nothing"),
-    "-r": Meaning("torchrun", "--redirects"),
-    "-t": Meaning("torchrun", "--tee"),
-}
-
-
-#: https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/launch.py (prepare_multi_gpu_env
-#: sets the variables). Its many options for DeepSpeed, FSDP and dynamo are not translated.
-ACCELERATE: Mapping[str, Meaning] = {
-    **_OF_TORCHRUN,
-    **_PLACE,
-    **_all("cannot", "--config-file", "type its `num_processes`, as in `ddplaunch run 4 -- train.py`"),
-    **_all("total", "--num-processes"),
-    **_all("nnodes", "--num-machines"),
-    **_all("--node-rank", "--machine-rank"),
-    **_all("--master-addr", "--main-process-ip"),
-    **_all("port", "--main-process-port"),
-    **_all("gpus", "--gpu-ids"),
-    **_all("drop", "--multi-gpu --same-network", "it is how ranks start anyway", 0),
-    **_all("drop", "--quiet -q", "ddplaunch shows no trace of a launcher", 0),
-    **_all("drop", "--main-training-function", "it is read for TPUs"),
-    **_all("cannot", "--cpu --use-cpu", "accelerate starts one process then: `ddplaunch run 1 --device cpu -- …`", 0),
-    **_all("env", "--debug", "ACCELERATE_DEBUG_MODE=true", 0),
-    **_all("env", "--enable-cpu-affinity", "ACCELERATE_CPU_AFFINITY=1", 0),
-    **_all("cannot", "--tpu --tpu-cluster --use-megatron-lm --use-parallelism-config", "no launch on GPUs alone", 0),
-    **_all("cannot", "--use-deepspeed --use-fsdp", "accelerate hands it to the ranks in variables of its own", 0),
-    **_all("drop", "--gradient-accumulation-steps --gradient-clipping", "accelerate hands it on with DeepSpeed alone"),
-    **_all("env", "--mixed-precision", "ACCELERATE_MIXED_PRECISION="),
-    **_all("env", "--num-cpu-threads-per-process", "OMP_NUM_THREADS="),
-}
-LAUNCHERS: Mapping[str, Mapping[str, Meaning]] = {
-    "torchrun": TORCHRUN,
-    "torch.distributed.launch": TORCHRUN,
-    "accelerate": ACCELERATE,
-}
+#: What each launcher understands.
+LAUNCHERS = {name: _of(name) for name in ("torchrun", "accelerate", "deepspeed")}
+LAUNCHERS["torch.distributed.launch"] = LAUNCHERS["torchrun"]
 #: Modules that are launchers when Python runs them with ``-m``.
 MODULES = {
     "torch.distributed.run": "torchrun",

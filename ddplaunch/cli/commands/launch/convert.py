@@ -57,7 +57,7 @@ def _line(words: list[Word]) -> ExitStatus:
 def _no_launcher(place: str) -> UsageError:
     return usage(
         f"there is no launcher in {place}",
-        why="ddplaunch knows torchrun, accelerate, and srun with tasks per node",
+        why="ddplaunch knows torchrun, accelerate, deepspeed, and srun with tasks per node",
         fix="`ddplaunch run 4 -- …` launches any training script",
         code="launcher-missing",
     )
