@@ -188,7 +188,10 @@ def said_in_profile(document: Mapping[str, Any], name: str | None, place: str) -
     if name is None:
         return base
     if name not in profiles:
-        raise _unknown("profile", name, list(profiles), place)
+        if Path(place).exists():
+            raise _unknown("profile", name, list(profiles), place)
+        what, fix = f"unknown profile `{name}`", "`ddplaunch init` writes one with a profile; or leave `--profile` out"
+        raise usage(what, why=f"there is no {place} here", fix=fix)
     return merge(said_in_table(_as_table(profiles[name], f"profiles.{name}", place), f"{place}, {name}"), base)
 
 
@@ -228,7 +231,9 @@ def _unknown(what: str, name: str, names: list[str], place: str) -> UsageError:
     add = f"write a section `[profiles.{name}]` into `{place}`, or leave `--profile` out"
     return usage(
         f"unknown {what} `{name}`",
-        why=f"{place} may hold: {', '.join(sorted(names))}" if names else f"no {what} is written in {place}",
+        why=f"{'its profiles' if what == 'profile' else 'its keys'}: {', '.join(sorted(names))}"
+        if names
+        else f"no {what} is written in {place}",
         fix=f"did you mean `{near}`?" if near else add if what == "profile" else f"remove `{name}`",
         where=place,
     )
