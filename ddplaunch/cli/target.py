@@ -52,6 +52,10 @@ def parse_target(words: Sequence[str]) -> Target:
             raise _not_runnable(name, "cannot be read", f"`chmod +r {shlex.quote(name)}`")
         return Target("script", f"./{name}" if name.startswith("-") else name, args)  # Python would read an option
     program = _which(name)
+    if program is None:
+        from ddplaunch.planning.convert.launch_words import missing_launcher
+
+        program = missing_launcher(words)
     if program is not None:
         from ddplaunch.planning.wrapped import looked_through  # not needed for scripts
 

@@ -69,5 +69,8 @@ def test_the_launch_of_another_launcher_is_said(call: Call, folder: Path) -> Non
     for shell in ("bash", "sh"):
         said = call("run", "--", shell, "old.sh")
         assert said.status == 4 and "fix: `ddplaunch run 2 -- train.py --x`" in said.err
+    for launcher in ("accelerate launch", "deepspeed --num_gpus 2"):  # installed or not
+        said = call("run", "2", "--device", "cpu", "--", *launcher.split(), "train.py")
+        assert said.status == 4 and "error[script-is-launcher]" in said.err
     said = call("run", "2", "--device", "cpu", "--dry-run", "--", "train.py", "old.sh")
     assert "script-is-launcher" not in said.err

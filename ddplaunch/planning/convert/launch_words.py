@@ -157,6 +157,11 @@ def find_launcher(words: Sequence[Word]) -> LauncherPlace | None:
     return place
 
 
+def missing_launcher(line: Sequence[str]) -> str | None:
+    """Return the program of a launcher's line, which is refused whether it is installed or not; None for others."""
+    return None if find_launcher(known_words(line)) is None else line[0]
+
+
 def assigns(word: Word) -> bool:
     """Return whether the word sets a variable, ``NAME=value``."""
     name, equals, _ = word.source.partition("=")
