@@ -227,8 +227,6 @@ def choose_gpus(options: Options, facts: Facts, within: Exported, locks: GpuLock
 def record_directory(base: Path, run_id: str) -> Path:
     """Return the directory of the run's record. Raises UsageError for an id that cannot name a directory."""
     try:
-        if not run_id.isprintable():
-            raise ValueError(f"the run id {run_id!r} holds a character that cannot be printed")
         return run_directory(base, run_id)
     except ValueError as exception:
         raise usage(str(exception), why="it names the run's record", fix="`--run-id my-run-1`") from exception

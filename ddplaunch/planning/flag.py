@@ -210,6 +210,14 @@ def read_count(flag: Flag, typed: Resolved[Any]) -> Any:
     return typed.value
 
 
+def read_run_id(flag: Flag, typed: Resolved[str]) -> str:
+    """Return the name of a run, which names its directory too, and is typed and printed without quotes."""
+    if " " in typed.value or not typed.value.isprintable():
+        what = f"the run id {typed.value!r} holds a blank, or a character that cannot be printed"
+        raise _impossible(typed, what, "it names the run's record", "`--run-id my-run-1`")
+    return typed.value
+
+
 def read_name(flag: Flag, typed: Resolved[str]) -> str:
     """Return a text that is not empty."""
     if not typed.value.strip():

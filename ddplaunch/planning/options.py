@@ -36,6 +36,7 @@ from ddplaunch.planning.flag import (
     read_on_hang,
     read_placement,
     read_ranks,
+    read_run_id,
     read_size,
     read_start,
 )
@@ -216,7 +217,7 @@ class Options:
     )
     ignore: tuple[Resolved[str], ...] = _many(CHECKING, "Skip this check (repeatable).", "CODE", offers="checks")
     checks: Resolved[bool] | None = _switch(CHECKING, "Check before launching [yes].")
-    run_id: Resolved[str] | None = _flag(CHECKING, "Name of the run [time and a random part].", "ID")
+    run_id: Resolved[str] | None = _flag(CHECKING, "Name of the run [time and a random part].", "ID", read_run_id)
     run_dir: Resolved[str] | None = _flag(CHECKING, "Where records go [.ddplaunch].", "DIR", read_name, "runs")
     show: Resolved[Ranks] | None = _flag(
         SHOWING, "Ranks whose output is shown: 0, 0,3 or all [0].", "RANKS", read_ranks, "0,3", offers=("0", "all")

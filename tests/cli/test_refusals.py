@@ -45,7 +45,8 @@ INTEGERS = ("--accum", "--dataset-size", "--max-restarts", "--master-port")
         *(([flag, "nan"], f"`{flag} nan` is not a number") for flag in ("--base-lr", "--lr-max-factor")),
         *(([word], "[number-out-of-range]: `" + word.replace("=", "` is ")) for word in OUT_OF_RANGE),
         (["--nnodes", LONG], "is not a number of nodes"),
-        (["--run-id", "a\nb"], "holds a character that cannot be printed"),
+        (["--run-id", "a\nb"], "or a character that cannot be printed"),
+        (["--run-id", "a b"], "holds a blank"),
     ],
 )
 def test_options(call: Call, folder: Path, words: list[str], says: str) -> None:
