@@ -16,8 +16,8 @@ from ddplaunch.planning.flag import Flag
 from ddplaunch.prove.answer import proof_json, proof_text
 from ddplaunch.prove.proof import OWN, Proof
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.finding import ExitStatus
-from ddplaunch.values.resolved import Resolved
+from ddplaunch.values.finding import ExitStatus, usage
+from ddplaunch.values.resolved import Resolved, value_of
 
 COMMAND = Command(
     lines="""\
@@ -39,6 +39,12 @@ def prove(typed: TypedLaunch, json: bool | None, steps: int | None, in_place: bo
     if "device" not in launch:
         launch["ignore"] = (*launch.get("ignore", ()), Resolved("cuda-without-gpus", OWN))  # the CPU stands in for them
     options = with_configuration(replace(typed, said=launch))
+    if value_of(options.nproc, "auto") == 1:
+        raise usage(
+            "one process is proved by comparing it with itself",
+            why="`prove` measures whether several ranks train what one process would",
+            fix="`ddplaunch prove 2 …`",
+        )
     first = decided(options, words)
     never_enough = measure_of(options, sys.maxsize, usual_s=0.0)
     runs = Trials("prove", first, typed, never_enough, in_place=bool(in_place))
