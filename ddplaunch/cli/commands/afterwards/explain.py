@@ -231,6 +231,12 @@ def _run(targets: list[str], run_dir: str | None) -> Run | list[str]:
         if (of_job := _job(word, base)) is None:
             return _named_run(word, base, run_dir)
         place, targets = of_job, [str(of_job)]
+    if place.suffix == ".py":
+        raise usage(
+            f"`{word}` is a program, not a log",
+            why="`explain` reads what a run printed",
+            fix="`ddplaunch explain` explains the newest run here; `ddplaunch doctor 2 -- train.py` checks a script",
+        )
     if place.is_dir():
         record = place if any(any(place.glob(pattern)) for pattern in _IN_A_RECORD) else None
     else:
