@@ -320,7 +320,9 @@ def _wanted(text: str, requested: str, need: int | None) -> int | None:
 
 
 def _invalid(requested: str, what: str, why: str = "the option takes indices, UUIDs or `free:N`") -> UsageError:
-    finding = error("gpus-invalid", f"`--gpus {requested}`: {what}", why=why, fix=f"use {_EXAMPLES}", where="--gpus")
+    finding = error(
+        "gpus-invalid", f"`--gpus {requested}`: {what}", why=why, fix=f"use {_EXAMPLES}", where="flag: --gpus"
+    )
     return UsageError(finding)
 
 

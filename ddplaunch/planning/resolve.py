@@ -101,7 +101,7 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
         situation.run_id, directory, "warm" if start.warm else "cold", start.preload, node, cpus=placement.cpus
     )
     settings = plugin_settings(options, about)._replace(others=_others(topology))
-    lacks = "nothing is recorded, explained or ended by a time-out of ddplaunch's"
+    lacks = "nothing is recorded or explained, and no time-out of ddplaunch ends the run"
     capture_notes = () if uncaptured is None else (f"no capture: {uncaptured}; {lacks}",)
     selection = situation.selection if device.value == "cuda" else None
     gpus = None if selection is None else tuple(entry.text for entry in selection.entries)

@@ -108,7 +108,7 @@ def _no_port(launch: Launch, port: int, problem: OSError) -> Finding:
         f"port {port} cannot be listened on: {problem.strerror or problem}",
         why="the rendezvous has to listen on it, and would fail the same way",
         fix="name another port on every node, for instance `--master-port 29511`",
-        where="--master-port",
+        where="flag: --master-port",
     )
 
 
