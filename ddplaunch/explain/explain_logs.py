@@ -51,8 +51,7 @@ def stages(scanned: Scanned, case: Case, cause: RootCause | None) -> Iterator[st
 
 
 def _named(failure: Failure) -> str:
-    rank = failure.speaker.rank
-    who = "" if rank is None else f" of rank {rank}"
+    who = "" if failure.speaker.rank is None else f" of rank {failure.speaker.rank}"
     return f"{failure.line.file}:{failure.line.number} {failure.code}{who}"
 
 
@@ -100,8 +99,7 @@ def _of_dumps(paths: Sequence[Path], logs: Sequence[LogSource]) -> Explanation:
 def read_logs(sources: Sequence[LogSource], facts: RunFacts | None = None) -> Scanned:
     """Return the contents of a record, or of the last run in one file. Raises OSError if a file cannot be read."""
     lines = list(_lines(numbered_lines(sources)))
-    in_one_file = len(sources) == 1 and facts is None
-    return scan(lines[last_episode(lines, says_something) :] if in_one_file else lines)
+    return scan(lines[last_episode(lines, says_something) :] if len(sources) == 1 and facts is None else lines)
 
 
 def _lines(logs: Iterable[tuple[LogSource, list[Numbered]]]) -> Iterator[Line]:

@@ -122,9 +122,10 @@ def _close(missing: str, place: Path, names: Iterable[str]) -> tuple[str, ...]:
 
 def _at_exit(cause: RootCause, end: RankEnd) -> dict[str, str]:
     """Return the facts about a rank whose libraries aborted after its program had finished."""
-    in_group = end.through == "group"
-    still = "; its process group still existed" if in_group else ""
-    return {"who": _who(cause, "the ranks"), "still": still} | ({"in_group": ""} if in_group else {})
+    known = {"who": _who(cause, "the ranks"), "still": ""}
+    if end.through == "group":
+        known |= {"still": "; its process group still existed", "in_group": ""}
+    return known
 
 
 def _words(cause: RootCause) -> Words:
@@ -207,14 +208,13 @@ def _uncaught(cause: RootCause, raised: Raised, who: str) -> str:
     others = any(hit.signature.kind != "noise" for hit in cause.case.echoes)
     told = {each.speaker.rank for each in cause.losers if each.raised and each.raised.type == raised.type}
     alike = cause.rank is None and len(told - {None}) > 0
-    why = f"{'the ranks ended alike,' if alike else f'{who} ended'} by an uncaught exception"
-    return why + ("; errors on other ranks are consequences" if others and not alike else "")
+    follow = "; errors on other ranks are consequences" * (others and not alike)
+    return f"{'the ranks ended alike,' if alike else f'{who} ended'} by an uncaught exception{follow}"
 
 
 def _bare_exit(cause: RootCause, ended: BareExit) -> Words:
     """Return the texts for a rank whose exit no line explains."""
     status, seen, text = ended.exit.code, ended.exit.seen, reason_text(ended.said)[:_QUOTED]
-    at = f", at {cause.frame}" if cause.frame else ""
     signal = -status if status < 0 else status - 128
     read = _IN_OUTPUT if ended.said else _CALLS
     repeats = has_words(f"signal-{signal_name(signal)}") and text.startswith("Fatal Python error")
@@ -223,7 +223,7 @@ def _bare_exit(cause: RootCause, ended: BareExit) -> Words:
         "how": status_text(status, seen),
         "text": text,
         "said": f": {text}" if ended.gives_reason and not repeats else "",
-        "at": at,
+        "at": f", at {cause.frame}" if cause.frame else "",
         "signal": signal_name(signal),
         "number": str(signal),
         "asked": _who_asked(cause.case.facts),
@@ -263,8 +263,8 @@ def _words_of_exit(cause: RootCause, ended: BareExit, text: str) -> tuple[Signat
 def _outside(cause: RootCause, line: Line) -> Words:
     """Return the texts for an end that only the kernel or the cgroup explains."""
     by = f" by {status_text(cause.ended.exit.code, cause.ended.exit.seen)}" if cause.ended is not None else ""
-    reason = f"{line.file} says: {line.text.strip()[:120]}"
-    words = say("ended-outside", who=_who(cause, "a process of the run"), by=by, reason=reason)
+    who = _who(cause, "a process of the run")
+    words = say("ended-outside", who=who, by=by, reason=f"{line.file} says: {line.text.strip()[:120]}")
     shown = [hit.signature for hit in matcher().hits(line)] or list(all_signatures())  # the kernel's line, else any
     fixes = next((each.fixes for each in shown if each.code == cause.code and each.fixes), words.fixes)
     return words._replace(fixes=tuple(fix for fix in fixes if not FIELD.search(fix))[:3])

@@ -18,7 +18,7 @@ def exits(text: str) -> list[RankExit]:
     trailer = Trailer()
     for line in lines_of(text):
         trailer.feed(line)
-    return trailer.finish()
+    return list(trailer.finish())
 
 
 def test_what_the_agent_ended_is_marked() -> None:

@@ -280,13 +280,8 @@ def _left_early(case: Case) -> RootCause | None:
     if own_wait is None and first.rank not in waiting:
         return None
     call, frame, line = waited_in(case.scanned, first.rank)
-    departure = Left(
-        tuple(end.rank for end in ranks_that_left),
-        first.rank,
-        call,
-        frame,
-        own_wait.line if own_wait else line,
-    )
+    line = own_wait.line if own_wait else line
+    departure = Left(tuple(end.rank for end in ranks_that_left), first.rank, call, frame, line)
     rank, host = (ranks_that_left[0].rank, ranks_that_left[0].host) if len(ranks_that_left) == 1 else (None, None)
     return RootCause("rank-left-early", case, rank, host, left=departure)
 
@@ -320,8 +315,9 @@ def _of_failure(case: Case) -> RootCause:
         rank = None  # it is either rank's fault, or comes from outside
     else:
         rank = _rank_of(best, case)
-    below = scanned.lines[best.line.at - scanned.lines[0].at :]
-    dumped = () if best.calls else dumped_calls(below, case.facts.just_ended)
+    dumped = (
+        () if best.calls else dumped_calls(scanned.lines[best.line.at - scanned.lines[0].at :], case.facts.just_ended)
+    )
     return RootCause(code, case, rank, best.speaker.host, best, mismatched=pair, dumped=dumped)
 
 

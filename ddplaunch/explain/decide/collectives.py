@@ -113,16 +113,11 @@ class Left:
 
 def waited_in(scanned: Scanned, rank: int) -> tuple[str, str, Line | None]:
     """Return the call in which a rank failed because of others, the user's frame, and the line that reports it."""
-    own_tracebacks = [
-        traceback
-        for traceback in scanned.tracebacks
-        if traceback.speaker.rank == rank and not (traceback.handled or traceback.side)
-    ]
-    if not own_tracebacks:
-        return "", "", None
-    last = own_tracebacks[-1]
-    frames = [frame for part in last.parts for frame in part.frames]
-    return _called_by_user(frames), last.raised.frame or "", last.root.line
+    for last in reversed(scanned.tracebacks):
+        if last.speaker.rank == rank and not (last.handled or last.side):
+            frames = [frame for part in last.parts for frame in part.frames]
+            return _called_by_user(frames), last.raised.frame or "", last.root.line
+    return "", "", None
 
 
 def _called_by_user(frames: Sequence[Frame]) -> str:

@@ -90,9 +90,9 @@ class Failure:
     @property
     def standing(self) -> Tier:
         """How far the failure can be trusted: its tier, reduced if its fate is not "fatal"."""
-        if self.fate == "fatal" or self.tier > Tier.SURVIVED:
-            return self.tier if self.fate == "fatal" else Tier.ECHO
-        if self.fate == "echo":
+        if self.fate == "fatal":
+            return self.tier
+        if self.fate == "echo" or self.tier > Tier.SURVIVED:
             return Tier.ECHO
         return Tier.UNCERTAIN if self.tier == Tier.CAUSE else Tier.SURVIVED
 
@@ -187,7 +187,7 @@ def _of_exception(traceback: Traceback) -> Failure | None:
         return None
     lost_rank = by == "peer" or raised.message.startswith(_WRAPPED)
     lost = by in ("lost", "started")
-    by_others = lost_rank or lost or by == "ended"
+    by_others = lost_rank or by is not None
     tier = Tier.UNCERTAIN if traceback.side or traceback.bare or traceback.launcher else Tier.GENERAL
     return Failure(
         Tier.SYMPTOM if by_others else tier,

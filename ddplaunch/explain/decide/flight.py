@@ -207,5 +207,4 @@ def flight(dumps: Mapping[int, Sequence[Operation]], ranks: int = 0) -> Flight |
         what += f"; {others[0].described(elsewhere)}"
     elif others:
         what += f"; {ranks_text(sorted(elsewhere))} did not come in other groups"
-    all_called = not missing and len(groups[0].calls) == ranks
-    return Flight(what, tuple(sorted(missing)), last, ranks if all_called else 0)
+    return Flight(what, tuple(sorted(missing)), last, 0 if missing or len(groups[0].calls) != ranks else ranks)

@@ -38,10 +38,9 @@ def _exit(end: RankEnd, at: int) -> RankExit:
     code = end.exit_code or 0
     if end.signal:
         code = -(number_of_signal(end.signal) or 0)
-    how = f"ended by {end.signal}" if end.signal else f"ended with exit code {end.exit_code}"
-    line = Line(at, "outcome.json", 0, f"rank {end.rank} {how}", Speaker(end.rank, end.host))
-    stopped = end.ended_by == "launcher"
-    return RankExit(code, line, end.rank, None, None, end.host, stopped, seen=True)
+    how = f"rank {end.rank} ended {f'by {end.signal}' if end.signal else f'with exit code {end.exit_code}'}"
+    line = Line(at, "outcome.json", 0, how, Speaker(end.rank, end.host))
+    return RankExit(code, line, end.rank, None, None, end.host, end.ended_by == "launcher", seen=True)
 
 
 def rank_of_pid(pid: int, scanned: Scanned) -> int | None:
@@ -154,11 +153,9 @@ def first_by_itself(facts: RunFacts) -> RankEnd | None:
 
 def left_before(facts: RunFacts, first: RankEnd) -> tuple[RankEnd, ...]:
     """Return the ranks that ended by themselves with status 0 before ``first`` failed, earliest first."""
-    ends_before = [
-        end for end in facts.ranks if end.exit_code == 0 and end.ended_by == "itself" and end.ended_s is not None
-    ]
-    ends_before.sort(key=lambda end: (end.ended_s or 0.0, end.rank))
-    return tuple(end for end in ends_before if (end.ended_s or 0.0) <= (first.ended_s or 0.0))
+    well = (end for end in facts.ranks if end.exit_code == 0 and end.ended_by == "itself" and end.ended_s is not None)
+    ends = sorted((end.ended_s or 0.0, end.rank, end) for end in well)
+    return tuple(end for ended_s, _, end in ends if ended_s <= (first.ended_s or 0.0))
 
 
 def aborted_when_through(facts: RunFacts, rank: int | None) -> RankEnd | None:

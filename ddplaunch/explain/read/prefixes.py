@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from os.path import commonprefix
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ddplaunch.explain.signatures import patterns
 
@@ -117,14 +117,13 @@ def without_known(text: str, who: Speaker) -> tuple[str, Speaker]:
 def _named(match: re.Match[str], who: Speaker) -> Speaker:
     """Return the speaker that a prefix names; in a recorded file, whose rank is known, another rank means a quote."""
     parts = {name: value for name, value in match.groupdict().items() if value}
-    host = who.host or parts.get("host")
     rank, weak = parts.get("rank"), parts.get("weak")
     if rank and who.rank is not None and who.host is not None and who.rank != int(rank):
         return who._replace(quoted=True)
-    rank = rank or (weak if who.rank is None else None)
-    pid = int(parts["pid"]) if "pid" in parts else who.pid
-    local = int(parts["local"]) if "local" in parts else who.local
-    return Speaker(int(rank) if rank else who.rank, host, pid, local, who.quoted)
+    if weak and who.rank is None:
+        parts.setdefault("rank", weak)
+    numbers: dict[str, Any] = {name: int(parts[name]) for name in ("rank", "pid", "local") if name in parts}
+    return who._replace(host=who.host or parts.get("host"), **numbers)
 
 
 def _shape(front: str) -> str:

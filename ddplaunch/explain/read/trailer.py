@@ -108,21 +108,17 @@ class Trailer:
             self._forced.add(int(match[1]))
             return None
         patterns = (*_OF_LAUNCHERS, *_EXITS) if line.speaker.rank is None else _EXITS
-        first = next((match for pattern in patterns if (match := pattern.search(line.text))), None)
-        return None if first is None else _told(first, line)
+        return next((_told(match, line) for pattern in patterns if (match := pattern.search(line.text))), None)
 
-    def finish(self) -> list[RankExit]:
-        """Return the exits with ``by_agent`` set, and with ranks and hosts from torchrun's summary."""
+    def finish(self) -> Iterator[RankExit]:
+        """Yield the exits with ``by_agent`` set, and with ranks and hosts from torchrun's summary."""
         entries: dict[object, RankExit] = {}
         for rank_exit in self.exits:
             entries |= dict.fromkeys(_keys(rank_exit), rank_exit) if rank_exit.table else {}
-        result = []
         for rank_exit in self.exits:
             entry = next((entries[key] for key in _keys(rank_exit) if key in entries), rank_exit)
-            rank = entry.rank if rank_exit.rank is None else rank_exit.rank
-            by_agent = _by_agent(rank_exit, self._forced)
-            result.append(replace(rank_exit, rank=rank, host=rank_exit.host or entry.host, by_agent=by_agent))
-        return result
+            rank, host = entry.rank if rank_exit.rank is None else rank_exit.rank, rank_exit.host or entry.host
+            yield replace(rank_exit, rank=rank, host=host, by_agent=_by_agent(rank_exit, self._forced))
 
 
 def _keys(rank_exit: RankExit) -> Iterator[object]:

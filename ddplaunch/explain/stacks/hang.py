@@ -75,8 +75,7 @@ def hang_diagnosis(stacks: Sequence[RankStack], measured: NoProgress) -> Diagnos
 
 def _story(name: str, measured: NoProgress, ranks: Sequence[int], **known: str) -> Diagnosis:
     """Return the diagnosis with the texts of this name; it blames ``ranks`` if that is a single rank."""
-    since = f"for {duration_text(round(measured.seconds))}"
-    words = say(name, since=since, ranks=ranks_text(ranks), **known)
+    words = say(name, since=f"for {duration_text(round(measured.seconds))}", ranks=ranks_text(ranks), **known)
     return Diagnosis(named(name).code, "likely", *words, _only(ranks))
 
 
@@ -236,12 +235,12 @@ def _reasons(late_groups: Sequence[RankGroup], busy: Mapping[int, float]) -> tup
 
 def _reason(group: RankGroup, busy: Mapping[int, float]) -> tuple[str, str]:
     """Return what keeps the ranks of ``group`` at their place, and the fix; ``busy`` is as in `NoProgress`."""
-    stack, kind, kernel = group.stacks[0], group.place.kind, group.stacks[0].kernel
+    stack = group.stacks[0]
     share = busy.get(stack.rank)
-    is_busy = share is not None or stack.state == "R"
     text = (
-        f"{kind} of a rank, state {stack.state},{' busy' * is_busy}{' with a program' * waits_for_program(stack)}"
-        f"{' at its end' * is_through(stack)} reads {stack.reads or '-'} in the kernel: {kernel}"
+        f"{group.place.kind} of a rank, state {stack.state},"
+        f"{' busy' * (share is not None or stack.state == 'R')}{' with a program' * waits_for_program(stack)}"
+        f"{' at its end' * is_through(stack)} reads {stack.reads or '-'} in the kernel: {stack.kernel}"
     )
     name = next((words.name for words, _ in words_for("", text)), "")
     if not name:
@@ -250,7 +249,7 @@ def _reason(group: RankGroup, busy: Mapping[int, float]) -> tuple[str, str]:
     known = {
         "who": ranks_text(alike if name == "sleeps" else alike[:1]),
         "line": group.place.code_line,
-        "in_kernel": f" (`{kernel}`)" if kernel else "",
+        "in_kernel": f" (`{stack.kernel}`)" if stack.kernel else "",
         "used": "" if share is None else f" ({min(share, 1.0):.0%} of a core)",
         "below": "",
         "pid": str(stack.pid),
