@@ -196,7 +196,7 @@ def _exception(cause: RootCause, raised: Raised) -> Words:
         where = "look in the whole output of that rank for the traceback, which is not in this log"
     unplaced = () if raised.frame else (where,)  # else the first line names the place, and the story shows it
     for known, groups in words_for(name, raised.message):
-        words = words_of(known, {"who": who, **groups})
+        words = words_of(known, {"who": who, "place": line_of(raised.frame or "this line"), **groups})
         return words._replace(what=what, fixes=(*words.fixes, *unplaced))
     return Words(what, _uncaught(cause, raised, who), unplaced)
 
