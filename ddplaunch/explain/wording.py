@@ -106,7 +106,10 @@ def _close_names(raised: Raised, facts: RunFacts) -> Iterator[str]:
             while not path.parent.exists():
                 path = path.parent
             # of a million files, comparing all names would take ten seconds
-            yield from _close(path.name, path.parent, [other.name for other in islice(path.parent.iterdir(), 10_000)])
+            others = islice(path.parent.iterdir(), 10_000)
+            # `ckpt.pt` is no misspelt `ckpt.py`; `conf.yml` may be meant by `conf.yaml`
+            names = [one.name for one in others if one.suffix == path.suffix or one.stem == path.stem]
+            yield from _close(path.name, path.parent, names)
     elif missing := _MISSING.match(f"{raised.type}: {raised.message}"):
         for word in (*facts.code, *(facts.argv or ())):
             with suppress(OSError):

@@ -303,6 +303,7 @@ GONE = "FileNotFoundError: [Errno 2] No such file or directory: "
         (GONE + "'{}/cats/train_1.jsn'", "cats", "train_1.json"),
         (GONE + "'{}/cast/val/x.json'", "", "cats"),
         (GONE + "'{}/cats/x/train_1.json'", "", ""),
+        (GONE + "'{}/cats/train_2.jso'", "", ""),  # of another kind
         ("KeyError: 'lables'", "train.py", "labels"),
         ("KeyError: 'batch_size'", "train.py", "batch-size"),
         ("KeyError: 'max_epoch'", "conf.yaml", "max_epochs"),
