@@ -113,6 +113,11 @@ class Raised:
         match = _OF_PATH.match(self.message)
         return match[1] if match else ""
 
+    @property
+    def kernel(self) -> str:
+        """Type, place and message without what differs between runs and ranks."""
+        return _VARIES.sub("", f"{self.type}: {self.frame}: {self.message}")
+
     def below(self, following: Raised) -> bool:
         """Return whether a file is missing, and ``following`` failed on a folder above it."""
         above = following.path
@@ -166,8 +171,7 @@ class Diagnosis:
 
     def _kernel(self) -> tuple[object, ...]:
         raised = self.exception
-        parts = (f"{self.rank}", self.what) if raised is None else (raised.type, raised.frame, raised.message)
-        return (self.code, *(_VARIES.sub("", part or "") for part in parts))
+        return (self.code, raised.kernel if raised else _VARIES.sub("", f"{self.rank}: {self.what}"))
 
 
 @dataclass(frozen=True)

@@ -280,7 +280,7 @@ def test_what_other_ranks_said_is_named_a_consequence_only_where_they_said_somet
 
 LATE = "gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 6000ms for recv operation to complete"
 LATE_OF_0 = f"RuntimeError: [{LATE}"
-KEY = raised(1, "KeyError: 'lr_min'")
+KEY, ALIKE = (raised(rank, "KeyError: 'lr_min'") for rank in (1, None))
 
 
 def test_what_a_rank_waited_for_in_finally_is_not_the_cause() -> None:
@@ -413,6 +413,7 @@ MENTIONED = {
         # a lost connection is the echo of another rank's failure
         ([(raised(0, RESET), ended(0, 1, 5.6)), (KEY, ended(1, 1))], {}, "script-exception", 1, "KeyError"),
         ([(raised(0, RESET), ended(0, 1, 5.6)), ("", ended(1, "SIGKILL"))], {}, "killed", 1, ""),
+        ([(ALIKE, told(0)), (ALIKE, ended(1, 1))], {}, "script-exception", None, "lr_min"),  # before it was told
         # one that left in silence is named beside those that complain
         ([("", ended(0, 1)), (lost(1), ended(1, 1, 5.4))], {}, "unknown", 0, "rank 0 ended with exit code 1"),
         *(([(raised(0, error), ended(0, 1)), ("", told(1))], {}, code, 0, "") for error, code in MENTIONED.items()),

@@ -313,9 +313,11 @@ def steps_followed(case: Case) -> Holds:
 
 
 def stopped_by_the_launcher(case: Case) -> Holds:
-    """According to the record, the rank ended well, or the launcher ended it after another one had failed."""
+    """By the record, the rank ended well, or the launcher ended it after another one had failed by something else."""
     ranks = ended_later(case.facts, case.complaining - {failure.speaker.rank for failure in case.failures})
-    return lambda failure: failure.speaker.rank in ranks
+    # ranks that meet the same exception print it before the launcher, which saw one of them end, ends the others
+    first = {each.raised.kernel for each in case.failures if each.raised and each.speaker.rank not in ranks}
+    return lambda failure: failure.speaker.rank in ranks and (failure.raised and failure.raised.kernel) not in first
 
 
 def older_than_the_exception_that_ended_its_rank(case: Case) -> Holds:
