@@ -65,7 +65,7 @@ def worded(cause: RootCause) -> Diagnosis:
     general = _still_to_do([fix for fix in words.fixes if not (concrete and _GENERAL.search(fix))], facts, dumped)
     raised, calls = cause.candidate.raised if cause.candidate and cause.speaks else None, cause.calls
     if cause.candidate and raised:
-        raised = replace(raised, notes=notes_below(cause.candidate.line, scanned))
+        raised = replace(raised, notes=(*raised.notes, *notes_below(cause.candidate.line, scanned)))
         if facts.just_ended:
             concrete = (*_close_names(raised, facts), *concrete)
         if calls and not cause.candidate.is_known:

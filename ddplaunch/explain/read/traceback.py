@@ -101,10 +101,18 @@ class Traceback:
 
     @property
     def raised(self) -> Raised:
-        """The root's exception; its frame is in the user's own code, if necessary from elsewhere in the chain."""
+        """The root's exception; its frame is in the user's own code, if necessary from elsewhere in the chain.
+
+        A note tells what was raised from it, in whose words the program may say what it means.
+        """
         raised = self.root.raised
-        frames = (part.raised.frame for part in self.parts if part.raised.frame is not None)
-        return raised if raised.frame is not None else replace(raised, frame=next(frames, None))
+        later = [
+            f"raised again as {part.raised.type}: {part.raised.message}"
+            for part in self.parts
+            if part.link == "cause" and part.raised.message != raised.message
+        ]
+        frames = (part.raised.frame for part in (self.root, *self.parts) if part.raised.frame is not None)
+        return replace(raised, frame=next(frames, None), notes=tuple(later[-1:]))
 
     @property
     def calls(self) -> tuple[UserCall, ...]:
