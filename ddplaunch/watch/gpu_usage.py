@@ -76,7 +76,7 @@ class GpuUsage:
     def _placed(self, rank: RankSample, bytes_by_gpu: Mapping[int, int]) -> RankSample:
         if not bytes_by_gpu:
             return replace(rank, gpu=self._given.get(rank.pid))
-        index = max(bytes_by_gpu, key=lambda gpu: bytes_by_gpu[gpu])
+        index = max(bytes_by_gpu, key=bytes_by_gpu.__getitem__)
         return replace(rank, gpu=index, gpu_memory_bytes=bytes_by_gpu[index] or None)
 
     def _with_ranks(
@@ -99,10 +99,13 @@ class GpuUsage:
         api = self._api
         try:
             handle = api.nvmlDeviceGetHandleByIndex(index)
-            answers = {name: ask(api, partial(question, api, handle)) for name, question in _QUESTIONS.items()}
+            values = {
+                name: value
+                for name, question in _QUESTIONS.items()
+                if not isinstance(value := ask(api, partial(question, api, handle)), Unavailable)
+            }
         except api.NVMLError as error:  # the GPU is lost
             return GpuSample(index, fault=nvml_text(api, error))
-        values = {name: value for name, value in answers.items() if not isinstance(value, Unavailable)}
         total, used = values.pop("memory", (None, None))
         return GpuSample(index, memory_total_bytes=total, memory_used_bytes=used, **values)
 
@@ -121,10 +124,13 @@ class GpuUsage:
         """Return the index of the rank's GPU by its environment if it uses a GPU that NVML does not show, else None."""
         if rank.pid in self._bytes or not gpu_devices(rank.pid, self._proc):
             return None
-        values = {name: read_variable(rank.pid, name.encode(), self._proc) for name in _VISIBLE}
-        variables = {name: value.decode(errors="replace") for name, value in values.items() if value is not None}
-        vendor = "amd" if self._amd else "nvidia"
-        facts = NvmlFacts("", (0, 0), tuple(Gpu(gpu.index, gpu.uuid, "") for gpu in gpus), vendor)
+        variables = {
+            name: value.decode(errors="replace")
+            for name in _VISIBLE
+            if (value := read_variable(rank.pid, name.encode(), self._proc)) is not None
+        }
+        shown = tuple(Gpu(gpu.index, gpu.uuid, "") for gpu in gpus)
+        facts = NvmlFacts("", (0, 0), shown, "amd" if self._amd else "nvidia")
         visible = shown_gpus(facts, exported(variables, (), facts)).entries
         return visible[rank.local_rank].gpu.index if rank.local_rank < len(visible) else None
 

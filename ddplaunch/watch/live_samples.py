@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 from ddplaunch.hosts.session.each_host import EachHost
 from ddplaunch.machine.processes.process_table import process_table
@@ -194,14 +193,10 @@ def _joined(samples: Sequence[Sample]) -> Sample:
         ranks += [rank if rank.gpu is None else replace(rank, gpu=rank.gpu + offset) for rank in sample.ranks]
         gpus += [replace(gpu, index=gpu.index + offset) for gpu in sample.gpus]
     hosts = [sample.host for sample in samples]
-
-    def total(name: str) -> Any:
-        values = [getattr(host, name) for host in hosts]
-        return None if None in values else sum(values)
-
+    columns = ([getattr(host, name) for host in hosts] for name in ("memory_total_bytes", "memory_available_bytes"))
+    memory = (None if None in column else sum(column) for column in columns)
     cpus = sum(host.cpus for host in hosts)
     used = sum(host.cpus * (host.cpu_percent or 0.0) for host in hosts)
-    memory = total("memory_total_bytes"), total("memory_available_bytes")
     return Sample(
         at_s=max((sample.at_s for sample in samples), default=time.time()),
         name=listed([sample.name for sample in samples], 3),

@@ -79,7 +79,8 @@ def look(attempt: str, ranks: Sequence[int], environ: Mapping[str, str], ignored
     findings = differences(notes, len(ranks), {**plan_of(environ), **_ways(run)})
     # findings that the script's source gave already are in the record
     known_codes = {*ignored, *(finding.get("code") for finding in objects(run.get("findings")))}
-    return Observed(tuple(finding for finding in findings if finding.code not in known_codes), complete)
+    new = tuple(finding for finding in findings if finding.code not in known_codes)
+    return Observed(new, len(notes) == len(ranks) and all(note.get("over") is True for note in notes))
 
 
 def losses(attempt: str) -> Iterator[Finding]:
@@ -146,11 +147,10 @@ def _not_passed(number: str, what: str, own_option: str, plan: Plan) -> Finding 
 
 def plan_of(environ: Mapping[str, str]) -> Plan:
     """Return the numbers of the launch as its ranks get them; empty without any."""
-    try:
-        value = json.loads(environ.get(PLAN) or "{}")
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+    with suppress(ValueError):
+        if isinstance(value := json.loads(environ.get(PLAN) or "{}"), dict):
+            return value
+    return {}
 
 
 def differences(notes: Sequence[Note], ranks: int, plan: Plan) -> tuple[Finding, ...]:
@@ -171,10 +171,9 @@ def differences(notes: Sequence[Note], ranks: int, plan: Plan) -> tuple[Finding,
         undivided,
         same_order,
     ):
-        try:
+        # a note may be of another version, or changed by the script
+        with suppress(ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             findings += family(notes, ranks, plan)
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-            continue  # a note of another version, or changed by the script
     return tuple(findings)
 
 
@@ -242,8 +241,7 @@ def _may_rise(optimizer: Note) -> bool:
 def _bases(optimizer: Note) -> Iterator[_Rate | None]:
     """Yield the rate of each parameter group before any schedule, None if it cannot be known."""
     for rate, initial, most in zip(optimizer["lr"], optimizer["initial_lr"], optimizer["max_lr"], strict=True):
-        scheduled = most or initial
-        if scheduled:
+        if scheduled := most or initial:
             yield _Rate(scheduled, True)
         elif rate and optimizer["steady"] and optimizer["steps"] > 1:
             yield _Rate(rate, False)

@@ -227,7 +227,7 @@ def waited_for(ranks: Sequence[RankPhases]) -> tuple[RankPhases, float, str] | N
         for name in (*PHASES, "rest")
         if name != "comm"
     }
-    return late_rank, usual_s, max(more, key=lambda name: more[name])
+    return late_rank, usual_s, max(more, key=more.__getitem__)
 
 
 def late_host(ranks_by_host: Sequence[tuple[str, Sequence[RankPhases]]]) -> tuple[Finding, ...]:
@@ -335,9 +335,10 @@ def held_back(ranks: Sequence[RankPhases], cpus: int, workers: str = "") -> Find
 
 
 def _all_wait_for_data(ranks: Sequence[RankPhases], late_rank: RankPhases) -> bool:
-    least_share = min(one.shares["data"] or 0 for one in ranks)
     least_s = min(one.takes_s("data") for one in ranks)
-    return least_share >= _BOUND and least_s >= _ALL_WAIT * late_rank.takes_s("data")
+    return least_s >= _ALL_WAIT * late_rank.takes_s("data") and all(
+        (one.shares["data"] or 0) >= _BOUND for one in ranks
+    )
 
 
 #: The fix for a late rank; for some phases in which it is late a better one.

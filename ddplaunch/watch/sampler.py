@@ -103,11 +103,10 @@ def host_sample() -> HostSample:
     """Return the usage of this host; its CPU percentage is the mean since the last call, or since psutil's import."""
     import psutil  # takes 17 ms; `stacks` samples only ranks
 
-    percent = psutil.cpu_percent()
     memory = known(probe_memory(), None)
     return HostSample(
         cpus=probe_cpu().usable,
-        cpu_percent=percent,
+        cpu_percent=psutil.cpu_percent(),
         memory_total_bytes=None if memory is None else memory.limit_bytes or memory.total_bytes,
         memory_available_bytes=None if memory is None else memory.available_bytes,
     )

@@ -183,8 +183,12 @@ def undivided(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding
         fix = "`DistributedSampler(dataset)` without `rank`: it takes the rank's own"
     else:
         return
-    why = "ranks that see the same samples do the same work side by side: an epoch takes as long as on one process"
-    yield warning("data-not-divided", what, why=why, fix=fix)
+    yield warning(
+        "data-not-divided",
+        what,
+        why="ranks that see the same samples do the same work side by side: an epoch takes as long as on one process",
+        fix=fix,
+    )
 
 
 def same_order(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:

@@ -75,11 +75,9 @@ def gpu_throttled(samples: Sequence[Sample]) -> Iterator[Finding]:
 
 
 def _state(gpu: GpuSample) -> str:
-    words = [", ".join(gpu.slowdowns)]
-    words += [f"{gpu.temperature_c} °C"] if gpu.temperature_c is not None else []
-    if gpu.clock_mhz is not None:
-        words.append(f"{gpu.clock_mhz} of {gpu.clock_max_mhz} MHz" if gpu.clock_max_mhz else f"{gpu.clock_mhz} MHz")
-    return ", ".join(words)
+    most = f" of {gpu.clock_max_mhz}" if gpu.clock_max_mhz else ""
+    words = [*gpu.slowdowns, *([f"{gpu.temperature_c} °C"] if gpu.temperature_c is not None else [])]
+    return ", ".join(words + ([f"{gpu.clock_mhz}{most} MHz"] if gpu.clock_mhz is not None else []))
 
 
 def loader_starved(samples: Sequence[Sample]) -> Iterator[Finding]:
@@ -100,9 +98,8 @@ def loader_starved(samples: Sequence[Sample]) -> Iterator[Finding]:
             idle = f"GPU {points[-1][0].gpu}" if gpu < _IDLE_GPU_PERCENT else None
         if idle is not None and workers is not None and workers >= _BUSY_PERCENT:
             number = round(_typical(points, lambda rank, _: rank.workers) or 0)
-            verb, suffix = ("need", " each") if number > 1 else ("needs", "")
-            busy = f"{count(number, 'DataLoader worker')} {verb} {workers:.0f} % of a CPU{suffix}"
-            starved[rank] = number, f"{busy}, {idle} at {load if gpu is None else gpu:.0f} %"
+            busy = f"{count(number, 'DataLoader worker')} need{'s' * (number < 2)} {workers:.0f} % of a CPU"
+            starved[rank] = number, f"{busy}{' each' * (number > 1)}, {idle} at {load if gpu is None else gpu:.0f} %"
     if not starved:
         return
     rank, (number, words) = next(iter(starved.items()))

@@ -64,11 +64,8 @@ def test_a_signal_to_the_launcher(number: int, name: str) -> None:
     assert found.is_stop == (number == 2), "Ctrl-C is no failure"
 
 
-def test_torchrun_killed() -> None:
+def test_how_a_run_ended_counts_whatever_it_printed() -> None:
     assert "torchrun was killed" in diagnosed("step 3\n", RunFacts(state="killed")).what
-
-
-def test_a_run_that_succeeded_is_silent_whatever_it_printed() -> None:
     assert explained(raised(0, "ValueError: x"), RunFacts(state="succeeded")).diagnosis is None
 
 

@@ -39,15 +39,10 @@ def test_the_source_is_shown_around_an_exception_about_which_nothing_better_is_k
     assert (found := diagnosed(full)).code == "cuda-out-of-memory" and found.calls[-1].around == ()
 
 
-def test_notes_are_part_of_the_exception() -> None:
-    found = recorded((NOTED + NOTE, ended(1, 1)), ("", told(0)))
-    assert found.exception is not None and found.exception.notes == (NOTE.strip(),)
-
-
-def test_what_follows_and_is_no_part_of_it_is_none() -> None:
-    for below in ("INFO trainer: closing the files\n", "Exception ignored in: <function x>\n", "a line\n" * 7):
+def test_notes_are_part_of_the_exception_and_what_else_follows_is_not() -> None:
+    for below in (NOTE, "INFO trainer: closing the files\n", "Exception ignored in: <function x>\n", "a line\n" * 7):
         found = recorded((NOTED + below, ended(1, 1)), ("", told(0)))
-        assert found.exception is not None and found.exception.notes == ()
+        assert found.exception is not None and found.exception.notes == (NOTE.strip(),) * (below == NOTE)
 
 
 def test_a_folder_above_a_missing_one_is_what_failed() -> None:
