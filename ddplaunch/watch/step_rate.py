@@ -59,8 +59,8 @@ class Steps:
             counters = [counter for same in by_pattern for counter in same if counter.points]
             loss = max((file.loss for file in files), key=lambda timed: timed[0])[1]
             if counters:
-                fresh = [counter for counter in counters if now_s - counter.points[-1][0] < _FRESH_S]
-                best = fresh[0] if fresh else max(counters, key=lambda counter: counter.points[-1][0])
+                fresh = (counter for counter in counters if now_s - counter.points[-1][0] < _FRESH_S)
+                best = next(fresh, None) or max(counters, key=lambda counter: counter.points[-1][0])
                 progress[rank] = Progress(best.points[-1][1], best.rate(now_s), loss=loss, total=best.total)
             elif loss is not None:
                 progress[rank] = Progress(loss=loss)
@@ -89,8 +89,7 @@ class _Counter:
             return None
         times = [at_s for at_s, _ in self.points]
         longest = max(later - earlier for earlier, later in pairwise(times))
-        overdue = now_s - times[-1] > 2 * longest + 2
-        span_s = (now_s if overdue else times[-1]) - times[0]
+        span_s = (now_s if now_s - times[-1] > 2 * longest + 2 else times[-1]) - times[0]
         return None if span_s <= 0 else round((self.points[-1][1] - self.points[0][1]) / span_s, 4)
 
 
@@ -146,10 +145,11 @@ def progress_line(folder: str, rank: int, columns: int, gpu_bytes: int | None = 
     """
     now, parts = _steps_of(folder, (rank,)).progress(time.time()).get(rank, Progress()), []
     if now.step is not None:
-        parts = [f"step {now.step:.0f}" + (f"/{now.total:.0f}" if now.total else "")]
+        rest = (now.total or -1) - now.step  # a total that is passed was of something else
+        parts = [f"step {now.step:.0f}{f'/{now.total:.0f}' if rest >= 0 else ''}"]
         if now.rate:
             parts += [f"{rate_text(now.rate)} steps/s"]
-            parts += [f"{duration_text((now.total - now.step) / now.rate)} left"] if now.total else []
+            parts += [f"{duration_text(rest / now.rate)} left"] if rest > 0 else []
         parts += [f"loss {now.loss}"] if now.loss is not None else []
         parts += [f"GPU {size_text(gpu_bytes)}"] if gpu_bytes else []
     while parts and len(line := f"ddplaunch: {', '.join(parts)}") >= columns:
