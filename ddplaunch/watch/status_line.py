@@ -8,13 +8,15 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from glob import glob
 from typing import Any
 
 from ddplaunch.machine.files import gpu_devices, read_end
 from ddplaunch.machine.processes.process_table import pids, read_stat
-from ddplaunch.values.words import ranks_text
+from ddplaunch.values.words import duration_text, ranks_text
 
 _RESTS_S = 0.3  # after the last output
+_SILENT_S = 60.0  # without output, after which a training may hang
 _READ_BYTES = 1 << 14
 _TIME = 20  # cells of how long a start takes by now, before what goes on: what wraps is not erased whole
 #: How torch names the threads that a process group of gloo or NCCL starts.
@@ -49,23 +51,30 @@ class StatusLine:
             folder, rank = f"{self._run.settings.node_directory}/attempt-{attempt.number}", min(attempt.ranks)
             printed = [read_end(f"{folder}/rank-{rank}.{stream}", _READ_BYTES) for stream in ("out", "err")]
             draws = any(map(_MOVES.search, printed))
+            silent_s = 0.0
+            with suppress(OSError, ValueError):  # a piece was just removed; nothing is recorded
+                files = glob(f"{folder}/rank-*.[oe][ur]*")  # noqa: PTH207 - the guard starts without pathlib
+                silent_s = time.time() - max(map(os.path.getmtime, files))
+            where = " (`ddplaunch stacks` shows where)" * (silent_s >= _SILENT_S)
+            self._starts &= self._console.passing and not any(printed)
             if self._starts:
                 absent = [rank for rank, life in attempt.ranks.items() if not _has_joined(f"/proc/{life.pid}/task")]
                 if 0 < len(absent) < len(attempt.ranks):
                     doing = f"waiting for {ranks_text(absent)}"
-            if any(printed):
+                doing += where
+            else:
                 from ddplaunch.watch.step_rate import progress_line  # not while torch is imported: it takes 0.1 s
 
-                self._starts, life = False, attempt.ranks[rank]
+                life = attempt.ranks[rank]
                 if life is not self._on_gpu and gpu_devices(life.pid):
                     self._on_gpu = life
                     _thread.start_new_thread(self._follow_gpu, (life,))
-                line = b"" if draws else progress_line(folder, rank, columns, self._gpu_bytes).encode()
+                silent = where and f"no output for {duration_text(silent_s)}{where}"
+                line = b"" if draws else progress_line(folder, rank, columns, self._gpu_bytes, silent).encode()
         if self._starts and self._console.passing:
             line = self._starting(doing[: max(0, columns - _TIME)])
-        launcher = read_stat(os.getppid())
         # its process group is the terminal's; in the background a shell may have a prompt there
-        if launcher is not None and launcher.field(5) == launcher.field(8):
+        if (launcher := read_stat(os.getppid())) and launcher.field(5) == launcher.field(8):
             self._run.loop.at(0.0, lambda: self._show(line))
         if not draws:  # not once a second, which would always be just after a script that prints once a second
             self._run.loop.at(time.monotonic() + 0.7, self._begin)
@@ -83,11 +92,12 @@ class StatusLine:
                 time.sleep(1.0)
 
     def _show(self, line: bytes) -> None:
-        console, sinks, now_s = self._console, (self._console.out, self._console.err), time.monotonic()
+        console, now_s = self._console, time.monotonic()
         if not line:
             console.end_passing()
         elif console.passing or all(
-            sink.at_line_start and not sink.writer.pending and now_s - sink.writer.moved_s > _RESTS_S for sink in sinks
+            sink.at_line_start and not sink.writer.pending and now_s - sink.writer.moved_s > _RESTS_S
+            for sink in (console.out, console.err)
         ):
             console.passing = True
             console.out.put(b"\r\x1b[J" + line + b"\r")

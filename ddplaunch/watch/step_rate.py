@@ -138,23 +138,24 @@ class _File:
 _steps_of = lru_cache(1)(Steps)
 
 
-def progress_line(folder: str, rank: int, columns: int, gpu_bytes: int | None = None) -> str:
-    """Return how far a rank of the attempt in ``folder`` is, in less than ``columns``; "" without steps.
+def progress_line(folder: str, rank: int, columns: int, gpu_bytes: int | None = None, silent: str = "") -> str:
+    """Return how far a rank of the attempt in ``folder`` is, in less than ``columns``; "" if nothing is to be said.
 
-    ``gpu_bytes`` is the memory in use on its GPU.
+    ``gpu_bytes`` is the memory in use on its GPU. ``silent`` says that no rank has printed for long; a rate of before
+    says nothing then.
     """
-    now, parts = _steps_of(folder, (rank,)).progress(time.time()).get(rank, Progress()), []
+    now, parts = _steps_of(folder, (rank,)).progress(time.time()).get(rank, Progress()), [silent]
     if now.step is not None:
         rest = (now.total or -1) - now.step  # a total that is passed was of something else
-        parts = [f"step {now.step:.0f}{f'/{now.total:.0f}' if rest >= 0 else ''}"]
-        if now.rate:
+        parts += [f"step {now.step:.0f}{f'/{now.total:.0f}' if rest >= 0 else ''}"]
+        if now.rate and not silent:
             parts += [f"{rate_text(now.rate)} steps/s"]
             parts += [f"{duration_text(rest / now.rate)} left"] if rest > 0 else []
         parts += [f"loss {now.loss}"] if now.loss is not None else []
         parts += [f"GPU {size_text(gpu_bytes)}"] if gpu_bytes else []
-    while parts and len(line := f"ddplaunch: {', '.join(parts)}") >= columns:
+    while parts and len(line := f"ddplaunch: {', '.join(filter(None, parts))}") >= columns:
         parts.pop()
-    return line if parts else ""
+    return line if any(parts) else ""
 
 
 def rate_text(rate: float | None) -> str:
