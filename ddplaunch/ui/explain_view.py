@@ -28,10 +28,8 @@ _SHORT = "the training still runs, or it was cut off or killed, and then its exi
 def explanation_text(explanation: Explanation, names: str, terminal: Terminal, record: str = "") -> str:
     """Return the whole answer; ``names`` names the logs that were read, ``record`` is the directory of a run's logs."""
     diagnosis = explanation.diagnosis
-    if diagnosis is None:
+    if diagnosis is None or diagnosis.is_stop:
         return _nothing_failed(explanation, names, terminal)
-    if diagnosis.is_stop:
-        return terminal.page(terminal.lines(f"nothing failed in {names}: {diagnosis.what}"))
     story = story_lines(diagnosis, terminal, _CALLS, _NOTES)
     for line in diagnosis.evidence[:_EVIDENCE]:
         story += terminal.lines(f"{_place(line, record)}: {line.text}", "  evidence: ")
@@ -42,7 +40,7 @@ def explanation_text(explanation: Explanation, names: str, terminal: Terminal, r
 
 
 def _nothing_failed(explanation: Explanation, names: str, terminal: Terminal) -> str:
-    text = f"nothing failed in {names}"
+    text = f"nothing failed in {names}{f': {explanation.diagnosis.what}' if explanation.diagnosis else ''}"
     if explanation.stops_at:
         last = cut(explanation.stops_at, min(_EXAMPLE, terminal.width - 5))  # on one line, with its quotes
         text += f"; it stops before the last step, at `{last}`: {_SHORT}"

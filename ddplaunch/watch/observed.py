@@ -73,7 +73,8 @@ class Observed(NamedTuple):
 def look(attempt: str, ranks: Sequence[int], environ: Mapping[str, str], ignored: Collection[str] = ()) -> Observed:
     """Compare the notes of ``ranks`` in the folder ``attempt`` with the plan in the launch's ``environ``."""
     notes = read_notes(Path(attempt), ranks)
-    complete = len(notes) == len(ranks) and all(note.get("over") is True for note in notes)
+    if not notes:
+        return Observed((), False)
     node = Path(attempt).parent
     run = read_run(node.parent, int(node.name.removeprefix("node-")))
     findings = differences(notes, len(ranks), {**plan_of(environ), **_ways(run)})

@@ -26,6 +26,7 @@ from ddplaunch.records.outcome import AttemptOutcome, RankOutcome, RunOutcome, s
 from ddplaunch.ui.explain_view import explanation_text
 from ddplaunch.ui.outcome_view import attempt_text, outcome_text
 from ddplaunch.ui.terminal import Terminal
+from ddplaunch.values.finding import warning
 from tests.conftest import Golden
 from tests.prove.test_claims import MEAN, OWN, step
 from tests.records.fake_runs import outcome as outcome_of_run
@@ -97,6 +98,7 @@ def test_ranks_that_torchrun_ended_have_not_failed(tmp_path: Path, monkeypatch: 
 
 
 STOPPED = Diagnosis("collective-timeout", "likely", "what", "why", ())
+HUNG = warning("collective-timeout", "rank 1 hangs", why="it sleeps", fix="look there")
 
 
 def test_last_words(tmp_path: Path) -> None:
@@ -147,12 +149,8 @@ def test_failed_run_is_recorded_and_told(settings: Settings) -> None:
     assert not [each for each in path.parent.iterdir() if each.name.startswith(".")], "a draft is left"
     told(settings, ended(attempt(rank(0, **TERMINATED)), two_ranks(1)), 1)
     assert [each["failed"] for each in recorded(settings)["attempts"]] == [False, True], "a node came or went"
-
-
-def test_the_rank_that_the_evidence_accuses_failed_first(settings: Settings) -> None:
-    both = attempt(rank(0, exit_code=1, ended_s=4.0), rank(1, exit_code=1, ended_s=5.0), first=0)
-    told(settings, ended(both), 1)
-    assert recorded(settings)["first_failed_rank"] == recorded(settings)["diagnosis"]["rank"] == 1
+    told(settings, ended(attempt(rank(0, exit_code=1, ended_s=4.0), rank(1, exit_code=1, ended_s=5.0), first=0)), 1)
+    assert recorded(settings)["first_failed_rank"] == recorded(settings)["diagnosis"]["rank"] == 1, "the accused"
 
 
 @pytest.mark.parametrize(
@@ -296,8 +294,9 @@ def test_the_scheduler_is_asked_why_it_sent_sigterm(
 ) -> None:
     limit = Diagnosis("time-limit", "observed", "the job's time is up", "why", ())
     monkeypatch.setattr("ddplaunch.hosts.slurm.job_reasons.why_ended", lambda *_: limit)
-    run = ended(attempt(rank(0, **TERMINATED), rank(1, **TERMINATED)), **{"state": "signal", **changes})
     stopped = "stopped" in changes
+    both = replace(attempt(rank(0, **TERMINATED), rank(1, **TERMINATED)), hung=(HUNG,) * (not stopped))
+    run = ended(both, **{"state": "signal", **changes})
     said = told(
         settings._replace(node=node), run, 124 if stopped else 1 if "state" in changes else 128 + changes["signal"]
     )
@@ -305,6 +304,7 @@ def test_the_scheduler_is_asked_why_it_sent_sigterm(
     outcome_here = json.loads(next(Path(settings.directory).rglob("outcome.json")).read_text())
     code = outcome_here["diagnosis"]["code"]
     assert (code == limit.code, code == STOPPED.code) == (is_asked, stopped)
+    assert [each["what"] for each in outcome_here["findings"]] == [HUNG.what] * ("state" not in changes and not stopped)
     assert outcome_here["first_failed_rank"] == (1 if stopped else None)
 
 
@@ -351,7 +351,8 @@ def test_a_run_that_somebody_stopped_is_no_error() -> None:
     stopped = RunOutcome("r", "node-1", 0, "terminated", 143, 0.0, 9.0, None, found, (), ())
     text = outcome_text(stopped, "runs/r", Terminal(200), signal=15)
     assert text == f"ddplaunch: {found.what} (exit status 143) after 9.0 s, record in runs/r\n"
-    assert explanation_text(Explanation(found), "run r", Terminal(80)) == f"nothing failed in run r: {found.what}\n"
+    later = explanation_text(Explanation(found, warnings=(HUNG,)), "run r", Terminal(80))
+    assert later.startswith(f"nothing failed in run r: {found.what}\nwarning[collective-timeout]: {HUNG.what}\n")
     outside = replace(stopped, diagnosis=replace(found, is_stop=False))
     assert "error[terminated]" in outcome_text(outside, None, Terminal(200))
 

@@ -99,6 +99,7 @@ def test_the_rank_that_does_not_come_is_named_once(tmp_path: Path, suspect: str,
         (stacks,) = (one.directory / "node-0").glob("stacks-*.txt")
         assert stacks.name in text and "in all_reduce" in stacks.read_text()
         assert all(process.poll() is None for process in one.ranks.values())
+        assert [each.code for each in one.end("signal", signal=2)[1].attempts[0].hung] == [code]
 
 
 @pytest.mark.slow

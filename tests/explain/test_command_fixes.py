@@ -64,6 +64,8 @@ def test_out_of_memory_advice_is_what_the_script_can_receive(
 def test_no_command_is_made_up() -> None:
     assert "ddplaunch run" not in first_fix("ddplaunch run 2 -- t.py", OOM, world_size=2)
     assert "ddplaunch run" not in first_fix("ddplaunch run 2 --batch-size 1 -- t.py", OOM, batch_size=1, world_size=2)
+    trial = "ddplaunch run 2 --run-id fit-x.batch-8 --env DDPLAUNCH_TRIAL=fit-x/batch-8 --batch-size 8 -- t.py"
+    assert "ddplaunch run" not in first_fix(trial, OOM, batch_size=8, world_size=2), "nobody is to type a trial's"
 
 
 def test_other_whole_commands() -> None:
@@ -71,11 +73,6 @@ def test_other_whole_commands() -> None:
     assert files == "`ulimit -n 65535 && ddplaunch run 2 -- t.py`"
     taken = "RuntimeError: The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use)."
     assert "`ddplaunch run 2 -- t.py`" in first_fix("ddplaunch run 2 --master-port 29500 -- t.py", taken)
-
-
-def test_nobody_is_to_type_the_command_of_a_trial() -> None:
-    trial = "ddplaunch run 2 --run-id fit-x.batch-8 --env DDPLAUNCH_TRIAL=fit-x/batch-8 --batch-size 8 -- t.py"
-    assert "ddplaunch run" not in first_fix(trial, OOM, batch_size=8, world_size=2)
 
 
 def test_a_port_that_the_script_asks_for_is_not_the_launchs() -> None:

@@ -55,9 +55,9 @@ def attempt_ended(settings: Settings, attempt: EndedAttempt) -> tuple[str, bool]
     the node whose rank failed reports.
     """
     attempts = settings.max_restarts + 1
-    if not any(failed_by_itself(each) for each in attempt.ranks):
-        one_console = settings.silent or "SLURM_STEP_ID" in os.environ
-        return ("" if one_console or not has_other_nodes() else elsewhere_text(attempt.attempt, attempts)), False
+    if not any(map(failed_by_itself, attempt.ranks)):
+        alone = settings.silent or "SLURM_STEP_ID" in os.environ or not has_other_nodes()
+        return "" if alone else elsewhere_text(attempt.attempt, attempts), False
     diagnosis = explain_attempt(settings, attempt, None).diagnosis
     _explained[attempt.attempt] = diagnosis
     terminal = Terminal.of(sys.stderr)
@@ -72,8 +72,8 @@ def _would_fail_alike(settings: Settings, attempt: EndedAttempt, diagnosis: Diag
     if not diagnosis or diagnosis.code not in _CERTAIN or diagnosis.certainty != "observed" or not node:
         return False
     folder = Path(node, f"attempt-{attempt.attempt}")
-    trained = not settings.observe or any(note_path(folder, each.rank).exists() for each in attempt.ranks)
-    return not trained and not settings.restart_always
+    untrained = settings.observe and not any(note_path(folder, each.rank).exists() for each in attempt.ranks)
+    return untrained and not settings.restart_always
 
 
 def conclude(settings: Settings, ended: EndedRun, say: Callable[[str], None], hear: Callable[[float], None]) -> int:
@@ -107,7 +107,7 @@ def conclude(settings: Settings, ended: EndedRun, say: Callable[[str], None], he
             _attempt(settings, each, explanation if each is last else None, ended) for each in ended.attempts
         ),
         notes=_notes(ended),
-        findings=findings,
+        findings=(*findings, *(last.hung if last and ended.state == "signal" else ())),
         launch=os.environ.get(LAUNCH, ""),
     )
     directory = Path(settings.directory) if settings.directory else None
@@ -118,12 +118,12 @@ def conclude(settings: Settings, ended: EndedRun, say: Callable[[str], None], he
     if decided is not outcome:
         problem = _written(directory, decided)
     outcome = decided
-    kept = problem is None  # else the launcher of all hosts could not read it
+    # if it was not kept, the launcher of all hosts cannot read it
     one_console = "SLURM_STEP_ID" in os.environ  # of all nodes
     found = outcome.diagnosis
-    left_in_time = ended.announced and found and found.code == "terminated"
-    alike = cause is not None or outcome.state in ("succeeded", "terminated") or left_in_time
-    if (settings.silent and kept) or (one_console and settings.node and alike):
+    left = ended.announced and found and found.code == "terminated"  # in time
+    alike = left or cause is not None or outcome.state in ("succeeded", "terminated")
+    if (settings.silent and problem is None) or (one_console and settings.node and alike):
         say("" if settings.node else measured)  # one node's are enough for one console
     elif cause is not None and one_console:  # that node says why
         say(node_failed_text(outcome, cause, settings.directory, Terminal.of(sys.stderr)))
@@ -138,8 +138,8 @@ def conclude(settings: Settings, ended: EndedRun, say: Callable[[str], None], he
             unrecorded="; ".join(filter(None, (ended.unrecorded, problem))) or None,
             notices=ended.told,
         )
-        fine = outcome.state == "succeeded" and not (outcome.findings or outcome.notes or problem)
-        say(measured + ("" if settings.quiet and fine else text))
+        bad = outcome.state != "succeeded" or outcome.findings or outcome.notes or problem
+        say(measured + text * bool(bad or not settings.quiet))
     return outcome.exit_status
 
 
@@ -279,27 +279,22 @@ def _measured(settings: Settings, last: EndedAttempt | None) -> tuple[tuple[Find
 
 
 def _notes(ended: EndedRun) -> tuple[str, ...]:
-    notes = []
-    if ended.left_over:
-        notes.append(f"processes that had to be killed at the end: {', '.join(map(str, ended.left_over))}")
-    if ended.unrecorded:
-        notes.append(f"not all output is recorded: {ended.unrecorded}")
-    return tuple(notes)
+    killed = f"processes that had to be killed at the end: {', '.join(map(str, ended.left_over))}"
+    lost = f"not all output is recorded: {ended.unrecorded}"
+    return (killed,) * bool(ended.left_over) + (lost,) * bool(ended.unrecorded)
 
 
 def _attempt(
     settings: Settings, attempt: EndedAttempt, explanation: Explanation | None, ended: EndedRun
 ) -> AttemptOutcome:
     """Return the outcome of an attempt; ``explanation`` is None except for the last attempt."""
-    diagnosis = explanation.diagnosis if explanation else _explained.get(attempt.attempt)
-    own = any(failed_by_itself(each) for each in attempt.ranks)
     directory = Path(settings.directory)
     return AttemptOutcome(
         attempt.attempt,
         round(attempt.started_s, 3),
         round(attempt.ended_s, 3),
-        own or (explanation is not None and ended.run_state() == "failed"),
-        diagnosis,
+        any(map(failed_by_itself, attempt.ranks)) or (explanation is not None and ended.run_state() == "failed"),
+        explanation.diagnosis if explanation else _explained.get(attempt.attempt),
         tuple(replace(rank, last_lines=last_lines(rank, directory, attempt.unwritten)) for rank in attempt.ranks),
     )
 

@@ -14,6 +14,7 @@ from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.explain.stacks.parse import RankStack
 from ddplaunch.records.first_failure import TorchrunState, exit_status, first_failed, run_state
 from ddplaunch.records.outcome import RankOutcome, RunState
+from ddplaunch.values.finding import Finding
 from ddplaunch.values.frozen import dataclass
 
 
@@ -23,7 +24,7 @@ class EndedAttempt:
 
     In ``ranks``, ``last_lines`` are not filled in yet. ``unwritten`` is the last output that could
     not be written to disk, by its file's name in the record. ``stacks`` are the ranks' stacks from when the first rank
-    printed that a collective had timed out.
+    printed that a collective had timed out. ``hung`` is what was said of ranks that hung until the run was told to end.
     """
 
     attempt: int
@@ -33,6 +34,7 @@ class EndedAttempt:
     first: int | None
     unwritten: Mapping[str, bytes] = field(default_factory=dict)
     stacks: tuple[RankStack, ...] = ()
+    hung: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True)

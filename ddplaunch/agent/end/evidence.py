@@ -140,9 +140,15 @@ def announced(settings: Settings, ended: EndedRun, outcome: RunOutcome) -> Diagn
     if came is None or left is None or known or outcome.state != "failed" or (left.ended_s or 0.0) < came[1] - 1.0:
         return None
     how = f"rank {left.rank} ended with exit code {left.exit_code} after {came[0]}"
-    why = "schedulers announce an end by it, and a rank that has saved leaves then; no line gives another reason"
-    fixes = ("nothing, if the script saves then and resumes: `--signal` with `--requeue` queues its job again",)
-    said = Diagnosis("terminated", "observed", how, why, fixes, left.rank, left.host or ended.host)
+    said = Diagnosis(
+        "terminated",
+        "observed",
+        how,
+        "schedulers announce an end by it, and a rank that has saved leaves then; no line gives another reason",
+        ("nothing, if the script saves then and resumes: `--signal` with `--requeue` queues its job again",),
+        left.rank,
+        left.host or ended.host,
+    )
     if settings.node:
         return said
     from ddplaunch.hosts.slurm.job_reasons import why_ended

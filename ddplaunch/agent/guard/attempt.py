@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ddplaunch.explain.stacks.parse import RankStack
     from ddplaunch.machine.processes.process_table import ProcessStat
     from ddplaunch.planning.settings import Settings
+    from ddplaunch.values.finding import Finding
 
 
 class RankLife:
@@ -72,6 +73,7 @@ class Attempt:
         self.ordered_to_end = False
         self.unasked = False  # whether torchrun ended it before a signal told it to: a rank had failed
         self.stacks: tuple[RankStack, ...] = ()  # where ranks were when a collective timed out
+        self.hung: tuple[Finding, ...] = ()  # what was said of a hang that lasts
 
     def started(self, pids: dict[str, int], launcher: ProcessStat | None) -> list[int]:
         """Note the pids of the ranks that ``launcher`` started; return a pidfd for each that can still be watched."""
@@ -182,6 +184,7 @@ class Attempt:
             None if self.first is None else self.first.rank,
             kept,
             self.stacks,
+            self.hung,
         )
 
 

@@ -225,7 +225,7 @@ class GuardedRun:
             self._streams.timed_out = lambda: self._aside(
                 lambda: _look_around(attempt, directory), "ranks could not be looked at"
             )
-        if directory is not None:
+        if directory:
             note = processes_note(self._settings.run_id, self._host, self._launcher, attempt)
             self._streams.in_background(lambda: _write_note(f"{directory}/processes.json", note))
 
@@ -240,7 +240,7 @@ class GuardedRun:
 
     def _attempt_over(self, failures: Sequence[RankFailure]) -> None:
         attempt = self._attempts[-1]
-        if attempt.ended_s is not None:
+        if attempt.ended_s:
             return
         self._loop.forget(self._channel.fileno())  # the next message is about the new attempt, which has not begun here
         self._loop.once(0)  # ends of ranks that are not handled yet
@@ -288,13 +288,13 @@ class GuardedRun:
 
     def _stop(self, diagnosis: Diagnosis) -> None:
         """End the run by SIGTERM to torchrun, as a person would: ranks may save, and are killed after the grace."""
-        if self._launcher is not None and not self._end:
+        if self._launcher and not self._end:
             self._stopped = diagnosis
             self._loop.at(time.monotonic() + self._settings.grace_s + _LONGER_S, self._kill_launcher)
             send_signal(self._launcher, signal.SIGTERM)
 
     def _kill_launcher(self) -> None:
-        if self._launcher is not None and not self._end:
+        if self._launcher and not self._end:
             send_signal(self._launcher, signal.SIGKILL)
 
     def _order_to_end(self) -> None:
@@ -320,7 +320,7 @@ class GuardedRun:
         self._resize()
         if self._end or not self._attempts:
             return
-        if self._signals.first is not None:
+        if self._signals.first:
             self._order_to_end()
             if self._stopped is None:  # a person or a scheduler sent it
                 self._signals.tell_waiting(self._signals.first)

@@ -6,7 +6,6 @@ Imported only when ranks seem to hang, because it imports the code that explains
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -32,9 +31,7 @@ from ddplaunch.machine.processes.process_table import read_stat
 from ddplaunch.records.find import read_run
 from ddplaunch.records.json_files import replace_file
 from ddplaunch.ui.explain_view import as_finding, stack_text
-from ddplaunch.ui.speech import finding_text
-from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.finding import Severity
+from ddplaunch.values.finding import Finding, Severity
 from ddplaunch.values.words import duration_text, ranks_text
 
 _TAIL_BYTES = 1 << 16
@@ -156,18 +153,23 @@ def _stays(stacks: Sequence[RankStack]) -> bool:
 
 def time_is_up(stacks: tuple[RankStack, ...], limit_s: float, attempt: str | None) -> Diagnosis:
     """Return the diagnosis of a run that `--timeout` ended; ``attempt`` is the folder of its ranks' output."""
-    what = f"the run was ended after {duration_text(limit_s)}, as `--timeout` says"
     found = [group for group in groups(stacks)[:_PLACES] if group.place.path]
     where = "; ".join(f"{ranks_text(group.ranks)} {at_text(group)}" for group in found)
-    why = "it had not ended by then" + (f": {where}" if where else "")
-    fix = f"`--timeout {2 * limit_s:.0f}s`, or none; `ddplaunch logs` shows how far it came"
-    story = Diagnosis("time-limit", "observed", what, why, (fix,), None, None, evidence_of(found))
-    return _as_recorded(story, attempt, [stack.rank for stack in stacks])
+    return _as_recorded(
+        Diagnosis(
+            "time-limit",
+            "observed",
+            f"the run was ended after {duration_text(limit_s)}, as `--timeout` says",
+            f"it had not ended by then{f': {where}' if where else ''}",
+            (f"`--timeout {2 * limit_s:.0f}s`, or none; `ddplaunch logs` shows how far it came",),
+            evidence=evidence_of(found),
+        ),
+        attempt,
+        [stack.rank for stack in stacks],
+    )
 
 
-def warning_text(diagnosis: Diagnosis, stacks_file: str) -> str:
+def warning_of(diagnosis: Diagnosis, stacks_file: str) -> Finding:
     """Return the warning that ranks hang."""
     finding = replace(as_finding(diagnosis, None), severity=Severity.WARNING)
-    if stacks_file:
-        finding = replace(finding, where=(*finding.where, os.path.relpath(stacks_file)))
-    return finding_text(finding, Terminal.of(sys.stderr))
+    return replace(finding, where=(*finding.where, os.path.relpath(stacks_file))) if stacks_file else finding

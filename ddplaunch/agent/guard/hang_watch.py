@@ -123,8 +123,8 @@ class RankWork:
     def _look(self, pid: int) -> tuple[int, ...]:
         """Return a rank's counts; bytes are those of main thread and collectives, as other threads may poll forever."""
         python, _ = self._memories.get(pid, (pid, None))
-        threads = (str(python), *_collective_threads(python))
-        return (*self._counted(pid), sum(io_bytes_of(f"{python}/task/{thread}") for thread in threads))
+        threads = (f"{python}/task/{thread}" for thread in (python, *_collective_threads(python)))
+        return (*self._counted(pid), sum(map(io_bytes_of, threads)))
 
     def _counted(self, pid: int) -> tuple[int, int]:
         data = os.pread(self._memories[pid][1], 16, 0) if pid in self._memories else b""
@@ -192,7 +192,7 @@ class HangWatch:
 
     def _measure(self) -> None:
         attempt = self._run.latest()
-        if attempt is not None and not attempt.owners:
+        if attempt and not attempt.owners:
             attempt = None
         if attempt is not self._attempt:
             self._attempt, self._began_s, self._told_s = attempt, time.monotonic(), None
@@ -201,6 +201,8 @@ class HangWatch:
         self._work.look(pids.values())
         if self._told_s is not None and time.monotonic() - self._silent_s() > self._told_s:
             self._told_s = None  # the run makes progress again, and a new hang is reported again
+            if attempt and not attempt.ordered_to_end:  # else they only print how they are ended
+                attempt.hung = ()
 
     # Called in a thread: stacks take seconds, and ranks' output must not wait for them
 
@@ -212,7 +214,9 @@ class HangWatch:
 
     def _compare(self) -> None:
         """Sample stacks once more; report or stop a hang if nothing has changed for the whole time-out."""
-        from ddplaunch.agent.guard.hang_report import IDLE_LOOKS, describe, hangs, take, warning_text, write_stacks
+        from ddplaunch.agent.guard.hang_report import IDLE_LOOKS, describe, hangs, take, warning_of, write_stacks
+        from ddplaunch.ui.speech import finding_text
+        from ddplaunch.ui.terminal import Terminal
 
         pids = self._pids()
         self._work.look(pids.values())
@@ -222,10 +226,10 @@ class HangWatch:
         alike = self._looks if self._looks and self._looks[-1].before.cpu_s.keys() == pids.keys() else []
         self._looks = [*alike, Look(before, stacks, usage_of(pids))][-_MOST_LOOKS:]
         used, steps = shares(self._looks[-IDLE_LOOKS:]), self._work.steps(pids.values())
-        if silent_s < self._hang_s or not hangs([look.stacks for look in self._looks], idle(used), stepped=steps > 0):
+        attempt, seen = self._attempt, [look.stacks for look in self._looks]
+        if attempt is None or silent_s < self._hang_s or not hangs(seen, idle(used), stepped=steps > 0):
             return
-        ranks = self._attempt.ranks if self._attempt else {}
-        diagnosis = describe(stacks, ranks, silent_s, used, steps, self._host, self._folder())
+        diagnosis = describe(stacks, attempt.ranks, silent_s, used, steps, self._host, self._folder())
         if self._silent_s() < silent_s or self._run.latest() is None:
             return
         stacks_file = write_stacks(stacks, self._run.settings.node_directory)
@@ -233,7 +237,8 @@ class HangWatch:
         if self._run.settings.on_hang == "stop":
             self._stop(diagnosis)
         else:
-            self._run.say(warning_text(diagnosis, stacks_file))
+            attempt.hung = (warning_of(diagnosis, stacks_file),)
+            self._run.say(finding_text(*attempt.hung, Terminal.of(sys.stderr)))
 
     def _end_in_time(self) -> None:
         from ddplaunch.agent.guard.hang_report import take, time_is_up, write_stacks

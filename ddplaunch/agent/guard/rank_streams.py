@@ -153,9 +153,8 @@ class Streams:
         stream.pieces = HarmlessPieces() if self._console.err.is_terminal else None
 
     def _add(self, descriptor: int, name: str, sink: Sink | None, limit_bytes: int) -> Stream:
-        file = RecordFile(
-            None if self._settings.node_directory is None else f"{self._settings.node_directory}/{name}", limit_bytes
-        )
+        node = self._settings.node_directory
+        file = RecordFile(node and f"{node}/{name}", limit_bytes)
         self._files.append((name, file))
         self.in_background(file.flush)
         stream = Stream(descriptor, file, sink)
@@ -266,9 +265,7 @@ class Streams:
         if self._stalled:
             return f"the disk took nothing for {_STALLED_S:.0f} s"
         lost = [file for _, file in self._files if file.problem]
-        if not lost:
-            return None
-        return f"{listed([file.name for file in lost], 1)}: {lost[0].problem}"
+        return f"{listed([file.name for file in lost], 1)}: {lost[0].problem}" if lost else None
 
     def unwritten(self) -> dict[str, bytes]:
         """Return the last output that could not be written, by its file's name in the node's directory."""

@@ -256,8 +256,7 @@ class Session:
 
     def _say(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         self._said[message["op"]] = (message, list(descriptors))
-        guard = self._guard
-        if guard is not None:
+        if guard := self._guard:
             try:
                 send(guard.channel, message, descriptors)
             except OSError:

@@ -129,8 +129,7 @@ class OtherNodes:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         host, _, port = self._session.settings.others.rpartition(" ")
-        wait = timedelta(seconds=_STORE_S)
-        return TCPStore(host, int(port), is_master=False, timeout=wait, wait_for_workers=False)
+        return TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=_STORE_S), wait_for_workers=False)
 
     def _listen(self) -> None:
         try:
