@@ -122,8 +122,8 @@ class RankWork:
 
     def _look(self, pid: int) -> tuple[int, ...]:
         """Return a rank's counts; bytes are those of main thread and collectives, as other threads may poll forever."""
-        python, _ = self._memories.get(pid, (pid, None))
-        threads = (f"{python}/task/{thread}" for thread in (python, *_collective_threads(python)))
+        rank_pid, _ = self._memories.get(pid, (pid, None))
+        threads = (f"{rank_pid}/task/{thread}" for thread in (rank_pid, *_collective_threads(rank_pid)))
         return (*self._counted(pid), sum(map(io_bytes_of, threads)))
 
     def _counted(self, pid: int) -> tuple[int, int]:
