@@ -83,7 +83,7 @@ def one(way: str, ranks: int, script: Path, expected: int) -> str:
         return f"hung for {DEADLINE_S} s"
     if "without an active exception" in said or "exitcode  : -6" in said or "SIGABRT" in said:
         return "aborted"
-    if way == "warm" and "cold start" in said:
+    if way == "warm" and ("start warm" not in said or "cold start" in said):
         return "not warm"
     return "ok" if status == expected else f"status {status}"
 
