@@ -19,8 +19,9 @@ def proof_text(answer: ProofAnswer, terminal: Terminal) -> str:
     for verdict, emphasis in _EMPHASES.items():
         for claim in answer.claims:
             if claim.verdict == verdict:
-                words = terminal.lines(f"{claim.subject}: {claim.text}", f"{verdict:<6}", emphasis=emphasis)
-                text += terminal.page(words)
+                text += terminal.page(
+                    terminal.lines(f"{claim.subject}: {claim.text}", f"{verdict:<6}", emphasis=emphasis)
+                )
     if findings := answer.findings:
         text += "\n" * bool(text) + findings_text(findings, terminal)
     verdicts = [claim.verdict for claim in answer.claims]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
+from operator import mul
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
@@ -95,7 +96,7 @@ def combined(target: Vector, parts: Sequence[Vector]) -> tuple[list[float], floa
 
 def dot(one: Vector, other: Vector) -> float:
     """Return the scalar product."""
-    return sum(a * b for a, b in zip(one, other, strict=True))
+    return float(sum(map(mul, one, other)))
 
 
 def mean(vectors: Iterable[Vector]) -> list[float]:

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from statistics import fmean
 
-from ddplaunch.prove.claims import ROUNDED, Claim, Fit, Vector, combined, fit, mean, near, wrong
+from ddplaunch.prove.claims import ROUNDED, Claim, Fit, Vector, combined, equal, fit, mean, near, wrong
 from ddplaunch.prove.gradients import Step, averaged, gradient
 from ddplaunch.prove.recording import Event, Recorded
 from ddplaunch.values.words import count, listed
 
 _SUBJECT = "one process"
-_RANDOM = 0.3  # a factor of the number of ranks is seen in spite of random numbers that change gradients by less
 
 
 def _own(event: Event, stage: str = "own") -> Vector:
@@ -36,10 +35,13 @@ def one_process_claims(ranks: Recorded, alone: Recorded) -> Iterator[Claim]:
 def _of_gradients(step: Step, single: Event, first: Fit) -> Claim:
     """Return the claim about the gradients of the first step; ``first`` has the ranks' by those of one process."""
     world, line = len(step), step[0]["line"]
-    mine, its = (averaged(one) or 1.0 for one in (step, [single]))
-    factor = first.factor * mine / its
+    mine, its = averaged(step), averaged([single])
+    if its > mine == 0 and len(step[0]["passes"]) > 1 and equal([_own(one, "step") for one in step], ROUNDED):
+        return wrong(_SUBJECT, "passes-unequal", line)
+    factor = first.factor * (mine or 1) / (its or 1)
     for number, times in ((world, f"{world} times"), (1 / world, f"1/{world} of")):
-        if first.residual < _RANDOM and abs(factor / number - 1) < max(ROUNDED, first.residual):
+        # seen in spite of random numbers that change gradients by less
+        if first.residual < 0.3 and abs(factor / number - 1) < max(ROUNDED, first.residual):
             return wrong(_SUBJECT, "differs-from-one-process", line, world=world, times=times)
     if first.residual > ROUNDED:
         # of one pass, as ranks have other shares of the tokens of each

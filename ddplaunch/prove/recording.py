@@ -30,5 +30,5 @@ class Recorded:
 def read_recording(folder: Path) -> Recorded:
     """Return the recording in ``folder``; a line that a rank was still writing is left out."""
     # in the order of ranks
-    files = (path.read_text(encoding="utf-8").split("\n")[:-1] for path in sorted(folder.glob("rank-*.proof")))
+    files = (path.read_text().split("\n")[:-1] for path in sorted(folder.glob("rank-*.proof")))
     return Recorded(tuple(tuple(map(json.loads, lines)) for lines in files))

@@ -15,7 +15,6 @@ from ddplaunch.prove.recording import Event, Recorded
 from ddplaunch.values.words import listed
 
 _SAMPLES = "samples"
-_LEAST_USED = 0.67  # a sampler that leaves out more of a rank's own dataset divides it again
 _FEW = 8  # fewer equal samples may be chance
 #: The least part of all samples that ranks without division have in common, but for the rest of a batch; and of a
 #: rank's samples that are different, unless it draws them independently.
@@ -34,6 +33,9 @@ def sample_claims(recorded: Recorded) -> Iterator[Claim]:
     ]
     if len({*batches}) > 1 and (step["stateful"] or not any(joins)):
         yield wrong("epochs", "ranks-run-out", (*firsts, step)[0]["line"], numbers=listed(map(str, batches)))
+    made = [*map(len, recorded.of("step"))]
+    if max(made) > min(made) + 1 and not any(joins):  # backward passes keep ranks together
+        yield wrong("steps", "steps-differ", step["line"], made=made)
     yield from _of_random_numbers(recorded, firsts)
     yield from _of_evaluation(recorded)
     yield from _of_files(recorded)
@@ -53,7 +55,7 @@ def _of_samples(recorded: Recorded, firsts: Sequence[Event]) -> Claim:
         used = max(len({*part}) for part in parts) / (whole or 1)
         if is_one is False:  # samples are told apart by what they contain
             parts = [[one[n] for n in part if n in one] for one, part in zip(contents, parts, strict=True)]
-            if used < _LEAST_USED:
+            if used < 0.67:  # the sampler divides a rank's own dataset again
                 samples = f"ranks have datasets of their own, each trains on {used:.0%} of its own: divided twice"
                 return wrong(_SAMPLES, "data-overlaps", line, samples=samples)
         spare = world * (len(firsts[0]["indices"]) // firsts[0]["given"])  # for padding
@@ -68,8 +70,8 @@ def _of_samples(recorded: Recorded, firsts: Sequence[Event]) -> Claim:
     if repeated > _MOST * (world - 1) * total:
         samples = f"all {world} ranks train on the same {total} samples"
         return wrong(_SAMPLES, "data-not-divided", line, samples=samples)
-    is_drawn = any(len({*part}) < _MOST * len(part) for part in parts)
-    if repeated > spare and not is_drawn:
+    # else they are drawn independently
+    if repeated > spare and all(len({*part}) >= _MOST * len(part) for part in parts):
         samples = f"{repeated} of {total} samples go to several ranks, though hardly any twice to one"
         return wrong(_SAMPLES, "data-overlaps", line, samples=samples)
     return Claim(
@@ -80,13 +82,13 @@ def _of_samples(recorded: Recorded, firsts: Sequence[Event]) -> Claim:
 def _of_epochs(trained: Sequence[Event]) -> Iterator[Claim]:
     """Yield a claim about the order of the second epoch, if there was one that shuffles."""
     passes = [[*one["indices"], *one["rest"]] for one in trained if one["loader"] == trained[0]["loader"]][:2]
-    length = min(map(len, passes), default=0)
-    if len(passes) < 2 or not trained[0]["shuffle"] or length < _FEW:
+    pairs = [*zip(*passes, strict=False)]
+    if len(passes) < 2 or not trained[0]["shuffle"] or len(pairs) < _FEW:
         return
-    if passes[0][:length] != passes[1][:length]:
-        yield Claim("epochs", "the second one has another order than the first", "right")
-    else:
+    if all(first == second for first, second in pairs):
         yield wrong("epochs", "sampler-epoch-not-set", trained[0]["line"])
+    else:
+        yield Claim("epochs", "the second one has another order than the first", "right")
 
 
 def _of_random_numbers(recorded: Recorded, firsts: Sequence[Event]) -> Iterator[Claim]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ class KeptBatches:
         """Save a batch; ``indices`` has one list, of its samples, or none."""
         torch.save((batch, *indices), self._folder / f"rank-{self._rank:06}-{name}")
 
-    def joined(self, name: str, collated: Callable[[list[Any]], Any]) -> Any:
+    def joined(self, name: str, collated: Any) -> Any:
         """Return the batches of all ranks as one; those of several lengths by ``collated``, from their indices.
 
         Raises StopIteration if there are none, and errors of any kind if they cannot be joined.
@@ -40,18 +40,23 @@ class KeptBatches:
         if not paths:
             raise StopIteration
         batches, *indices = zip(*(torch.load(path, weights_only=False) for path in paths), strict=True)
+
+        sizes = {len(one) for one in chain(*indices)}
         try:
-            return tree_map(_joined, *batches)
+            return tree_map(partial(_joined, sizes), *batches)
         except (ValueError, RuntimeError):
             if not indices:
                 raise
             return collated([*chain(*indices[0])])
 
 
-def _joined(*parts: Any) -> Any:
-    """Return one value made of that of each rank. Raises ValueError, or RuntimeError for tensors of other lengths."""
-    if isinstance(parts[0], torch.Tensor) and parts[0].dim():
-        return torch.cat(parts)
-    if any(part != parts[0] for part in parts):
-        raise ValueError(f"values of ranks cannot be joined: {type(parts[0]).__name__}")
-    return parts[0]
+def _joined(sizes: Any, one: Any, *others: Any) -> Any:
+    """Return one value made of that of each rank, of tensors only if they have a sample in each row.
+
+    Raises ValueError, or RuntimeError for tensors of other lengths, or of one sample.
+    """
+    if isinstance(one, torch.Tensor) and one.dim() and (not sizes or len(one) in sizes):
+        return torch.cat([one, *others])
+    if any(other != one for other in others):
+        raise ValueError(f"values of ranks cannot be joined: {type(one).__name__}")
+    return one

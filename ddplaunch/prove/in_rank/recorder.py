@@ -19,11 +19,11 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial, wraps
 from itertools import chain, product, takewhile
 from pathlib import Path
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -37,12 +37,7 @@ from ddplaunch.prove.in_rank import RANKS
 from ddplaunch.prove.in_rank.batches import KeptBatches
 from ddplaunch.prove.in_rank.sketch import fingerprints, probed, sketch
 
-Hook = Callable[..., Any]
-
-# functions of torch and numpy, and methods of tensors
-_NOISE = ("normal", "rand", "randn", "uniform", "rand_like", "randn_like", "normal_", "uniform_")
-_MOST_PASSES = 2_000  # without a step of the first optimizer
-_COMBINING = ("all_reduce", "all_gather", "gather", "reduce")  # how names of collectives begin that combine results
+Hook = Any  # callable
 
 
 class _Parameter:
@@ -50,9 +45,9 @@ class _Parameter:
 
     def __init__(self, tensor: Any) -> None:
         self.tensor, self.whole = tensor, type(tensor.detach()).__name__ == "Tensor"  # else it is a DTensor
-        self.own: list[tuple[int, list[float]]] = []  # of each backward pass since the gradient was cleared
+        self.own: list[Any] = []  # of each backward pass since the gradient was cleared
         self.lost: list[int] = []  # backward passes whose gradients were cleared
-        self.seen: dict[str, list[float]] = {}
+        self.seen: dict[str, Any] = {}
 
     def look(self) -> None:
         """Notice a gradient that was cleared."""
@@ -78,7 +73,7 @@ def _safe(hook: Hook) -> Hook:
     def call(self: Any, *args: Any) -> None:
         if (
             self._made >= self._most_steps
-            or len(self._passes) > _MOST_PASSES
+            or len(self._passes) > 2_000  # without a step of the first optimizer
             or torch.compiler.is_compiling()
             or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())  # type: ignore[no-untyped-call]
         ):
@@ -111,15 +106,15 @@ class Recorder:
         self._parameters: dict[Any, _Parameter] = {}
         self._named: dict[Any, str] = {}  # the parameters of modules that were called
         self._called: dict[int, Any] = {}  # modules
-        self._passes: list[tuple[str, float, str]] = []  # of each its line, its loss, and what computed that
+        self._passes: list[Any] = []  # of each its line, its loss, and what computed that
         self._evaluations = 0  # calls of modules without gradients
         self._fresh, self._weighed, self._probed = True, False, False
-        self._inputs: list[list[int]] = []
-        self._noise: list[list[int]] = []
+        self._inputs: list[Any] = []
+        self._noise: list[Any] = []
         self._drawn = 0  # how many of these the last backward pass could depend on
         self._plateaus: list[Any] = []  # schedules that follow a metric
         self._loaders: Counter[Any] = Counter()  # passes over each DataLoader
-        self._open: dict[Any, dict[str, Any]] = {}  # passes over DataLoaders that are not over
+        self._open: dict[Any, Any] = {}  # passes over DataLoaders that are not over
 
     def write(self, event: str, **fields: Any) -> None:
         """Write one line."""
@@ -128,10 +123,10 @@ class Recorder:
 
     def line(self) -> str:
         """Return the line of the script, or of its own packages, that is being executed; "" if there is none."""
-        frame: Any = sys._getframe(1)
-        while frame and not self.is_own(frame):
-            frame = frame.f_back
-        return f"{frame.f_code.co_filename.removeprefix(self._here)}:{frame.f_lineno}" if frame else ""
+        for frame, number in walk_stack(None):
+            if self.is_own(frame):
+                return f"{frame.f_code.co_filename.removeprefix(self._here)}:{number}"
+        return ""
 
     def is_own(self, frame: Any) -> bool:
         """Return whether a frame executes the script or a package beside it."""
@@ -159,9 +154,8 @@ class Recorder:
     def optimizes(self, args: Any, more: Any) -> None:
         """Note an optimizer. Lightning, which validates only after whole epochs, then has epochs of a few batches."""
         self._since.setdefault(args[0], 0)
-        frame: Any = sys._getframe()
-        while not self._watches and (frame := frame.f_back):
-            trainer = frame.f_locals.get("trainer")
+        for frame, _ in [] if self._watches else walk_stack(None):
+            trainer: Any = frame.f_locals.get("trainer")
             if type(getattr(trainer, "val_check_interval", None)) is float:  # else it is a number of batches
                 trainer.limit_train_batches = (self._most_steps + 1) // 2 * trainer.accumulate_grad_batches
 
@@ -195,8 +189,7 @@ class Recorder:
         number = [*self._since].index(optimizer)
         passes = sorted({number for one in mine for number, _ in one.own if number >= since})
         lost = {number for one in mine for number in one.lost if number >= since}.difference(passes)
-        metrics = [{"metric": f"{one.best:.4g}"} for one in self._plateaus if one.optimizer is optimizer]
-        settings = [
+        settings: list[Any] = [
             {
                 name: float(value or 0) if name == "lr" else str(value)
                 for name, value in group.items()
@@ -204,6 +197,7 @@ class Recorder:
             }
             for group in optimizer.param_groups
         ]
+        settings += [{"metric": f"{one.best:.4g}"} for one in self._plateaus if one.optimizer is optimizer]
         for module in [] if self._named else gc.get_objects():
             if issubclass(type(module), torch.nn.Module):
                 for name, one in module.named_parameters():
@@ -214,7 +208,7 @@ class Recorder:
             optimizer=number,
             kind=type(optimizer).__name__,
             line=self.line(),
-            settings=[*settings, *metrics],
+            settings=settings,
             stateful=any(optimizer.state.values()),
             closure=any(map(callable, [*args, *kwargs.values()])),
             passes=[self._passes[number][0] for number in passes],
@@ -258,8 +252,9 @@ class Recorder:
             self._over(iterator)
         self.write("end")
         Path(self._file.name).with_suffix(".over").touch()
-        end_s = time.monotonic() + 20
-        while len(list(self._folder.glob("*.over"))) < self._world and time.monotonic() < end_s:
+        for _ in range(1_000):
+            if len(list(self._folder.glob("*.over"))) >= self._world:
+                break
             time.sleep(0.02)
         sys.stdout.flush()
         os._exit(0)
@@ -289,8 +284,7 @@ class Recorder:
                 continue
             for name, one in chain(module._parameters.items(), module._buffers.items()):
                 if one is not None and one not in self._parameters and one.is_floating_point():
-                    where = f"{number} {name} {self._made}"
-                    self.write("state", where=where, line=self.line(), values=sketch(one))
+                    self.write("state", where=f"{number} {name} {self._made}", line=self.line(), values=sketch(one))
 
     # Samples
 
@@ -317,7 +311,7 @@ class Recorder:
         if one := self._open.get(args[0]):
             one["indices"].append(_indices(index))
 
-    def fetch(self, iterator: Any, fetched: Callable[[], Any]) -> Any:
+    def fetch(self, iterator: Any, fetched: Hook) -> Any:
         """Return the next batch, or end the pass early by StopIteration."""
         one = self._open.get(iterator)
         if not one:
@@ -338,11 +332,12 @@ class Recorder:
         name = f"{one['loader']}-{one['number']}-{one['given']}.pt"
         try:
             if self._batches.replayed:
-                dataset = iterator._dataset
-                batch = self._batches.joined(name, lambda all: iterator._collate_fn([dataset[one] for one in all]))
+                batch = self._batches.joined(
+                    name, lambda all: iterator._collate_fn([*map(iterator._dataset.__getitem__, all)])
+                )
             else:
                 batch = fetched()
-                self._batches.keep(name, batch, one["indices"][one["given"] :][:1])
+                self._batches.keep(name, batch, one["indices"][one["given"] :][: 1 - iterator._dataset_kind])
         except StopIteration:
             self._over(iterator)
             raise
@@ -375,7 +370,7 @@ class Recorder:
 
     def opened(self, path: Any, mode: Any = "w", *_: Any) -> None:
         """Note a file that is opened to be written."""
-        if not isinstance(path, str) or not set(str(mode)) & set("wxa") or path.startswith("/dev/"):
+        if not isinstance(path, str) or not set(str(mode)) & set("wxa") or path.startswith(("/dev/", "<")):
             return
         name = os.path.abspath(path)  # noqa: PTH100 - as open() sees it
         if not name.startswith(str(self._folder)) and (line := self.line()):
@@ -396,7 +391,7 @@ class Recorder:
             return
         _around(torch.nn.Module, "__call__", self.forward)
         for name in dir(dist):
-            if name.startswith(_COMBINING):
+            if name.startswith(("all_reduce", "all_gather", "gather", "reduce")):  # they combine results
                 _around(dist, name, lambda *_: self.write("call"))
         for name in dir(torch.nn.functional):
             if "loss" in name or "entropy" in name:
@@ -412,7 +407,10 @@ class Recorder:
                 )
             ),
         )
-        for owner, name in product((torch, torch.Tensor, sys.modules.get("numpy.random")), _NOISE):
+        for owner, name in product(
+            (torch, torch.Tensor, sys.modules.get("numpy.random")),
+            ("normal", "rand", "randn", "uniform", "rand_like", "randn_like", "normal_", "uniform_"),
+        ):
             _around(owner, name, after=self.drew)
         _around(torch.optim.lr_scheduler.ReduceLROnPlateau, "__init__", lambda args, _: self._plateaus.append(args[0]))
         # ranks leave it together, but not after the same number of steps: later steps are no pairs
@@ -444,13 +442,13 @@ def _indices(batch: Any) -> list[Any]:
     return list(batch) if isinstance(batch, list | tuple) else [batch]
 
 
-def replace(owner: Any, name: str, change: Callable[[Any], Any]) -> None:
+def replace(owner: Any, name: str, change: Hook) -> None:
     """Replace ``owner.name``, if there is one, by ``change(original)``."""
     if callable(original := getattr(owner, name, None)):
         setattr(owner, name, wraps(original)(change(original)))
 
 
-def _around(owner: Any, name: str, before: Hook | None = None, after: Hook | None = None) -> None:
+def _around(owner: Any, name: str, before: Any = None, after: Any = None) -> None:
     """Have hooks called with the arguments of each call of ``owner.name``, and ``after`` with its result too."""
 
     def change(original: Any) -> Any:

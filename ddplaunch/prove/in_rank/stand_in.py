@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 from unittest.mock import Mock
@@ -19,15 +18,13 @@ from torch.distributed.nn.functional import all_gather
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from ddplaunch.prove.in_rank.recorder import replace
-
-_OF_GPUS = ("device_id", "device_ids", "output_device")  # arguments that the CPU cannot have
+from ddplaunch.prove.in_rank.recorder import Hook, replace
 
 
 class CpuForCuda(TorchFunctionMode):
     """Gives functions of torch the CPU where their arguments name CUDA, and calls ``used`` then."""
 
-    used: Callable[[], object]
+    used: Hook
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch."""
@@ -42,7 +39,11 @@ class CpuForCuda(TorchFunctionMode):
 
     def call(self, function: Any, *args: Any, **more: Any) -> Any:
         """Call a function with the CPU for CUDA, and `gloo` for `nccl`."""
-        kept = {name: self._on_cpu(value, name == "device") for name, value in more.items() if name not in _OF_GPUS}
+        kept = {
+            name: self._on_cpu(value, name == "device")
+            for name, value in more.items()
+            if name not in ("device_id", "device_ids", "output_device")
+        }
         return function(*map(self._on_cpu, args), **kept)
 
     def _on_cpu(self, value: Any, may_be_index: bool = False) -> Any:
@@ -68,7 +69,7 @@ class Unsaid(Mock):
     __format__ = Mock(return_value="unknown")
 
 
-def stand_in(gpus: int, used: Callable[[], None], is_own: Callable[[Any], bool]) -> None:
+def stand_in(gpus: int, used: Hook, is_own: Hook) -> None:
     """Stand in for that many GPUs from now on. ``is_own`` says whether a frame executes the script."""
     mode = CpuForCuda()
     mode.used = cache(used)
@@ -92,8 +93,10 @@ def stand_in(gpus: int, used: Callable[[], None], is_own: Callable[[Any], bool])
         return call
 
     for module in (torch.cuda, torch.accelerator):
-        for name in ("Event", "Stream", *filter(str.islower, module.__all__)):
+        for name in filter(str.islower, module.__all__):
             replace(module, name, partial(answering, name))
+    # they stay classes: annotations combine them by `|`
+    torch.cuda.Event.__new__ = torch.cuda.Stream.__new__ = lambda *_, **__: Unsaid()  # type: ignore[method-assign, assignment]
     ddp = torch.nn.parallel.DistributedDataParallel
     for owner, name in (dist, "init_process_group"), (torch, "load"), (torch, "set_default_device"), (ddp, "__init__"):
         replace(owner, name, lambda original: lambda *args, **more: mode.call(original, *args, **more))
