@@ -17,6 +17,7 @@ from ddplaunch.cli.parsing.command import COMMANDS, LAUNCHING, options_of, spell
 from ddplaunch.cli.parsing.typed_words import Misread, parse, said_on_command_line
 from ddplaunch.cli.target import parse_target, split_arguments
 from ddplaunch.planning.options import parse_options
+from ddplaunch.script.read import read_script
 from ddplaunch.script.script_report import DeclaredOption
 from ddplaunch.values.codec import toml_beside
 from ddplaunch.values.finding import UsageError, usage
@@ -134,8 +135,6 @@ def _mistake(words: Sequence[str], script: Sequence[str] | None, at: int, kind: 
 
 def _declared(script: Sequence[str]) -> tuple[DeclaredOption, ...]:
     """Return the options that a script declares, none where it cannot be read."""
-    from ddplaunch.script.read import read_script  # a command that takes no script does not need it
-
     with suppress(UsageError):
         return read_script(Path(parse_target(script).name), Path.cwd()).options
     return ()
