@@ -75,8 +75,10 @@ def interruptible(argv: Sequence[str], environment: Mapping[str, str]) -> dict[s
     """
     if not {*argv[1 : argv.index("-m")]} <= {"-u", "-P"}:
         return {}
-    python_path = environment.get("PYTHONPATH", "")
-    folder = str(Path(ddplaunch.__file__).parent / "agent" / "rank_site")
+    python_path, folder = (
+        environment.get("PYTHONPATH", ""),
+        str(Path(ddplaunch.__file__).parent / "agent" / "rank_site"),
+    )
     path = f"{folder}:{python_path}" if python_path else folder
     return {"DDPLAUNCH_INTERRUPTIBLE": "1", "DDPLAUNCH_SITE": python_path, "PYTHONPATH": path}
 

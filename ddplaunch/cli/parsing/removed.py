@@ -117,7 +117,7 @@ def _mistake(words: Sequence[str], script: Sequence[str] | None, at: int, kind: 
         option, _ = options[name]
         what, why, fix = f"`{name}` lacks its value", option.text, f"`{name} {option.example or option.metavar}`"
     elif kind != "argument":
-        of_script = {flag: each.takes_value for each in _declared(after) for flag in each.flags if flag not in options}
+        of_script = {flag: each.takes_value for each in _declared(script) for flag in each.flags if flag not in options}
         names = [*options, *of_script] if at else [*COMMANDS, "--version", "--install-completion"]
         near = nearest(name.lower(), names, 0.75 if at else 0.6) or name
         corrected = near + word[len(name) :]
@@ -133,8 +133,8 @@ def _mistake(words: Sequence[str], script: Sequence[str] | None, at: int, kind: 
     return usage(what, why=why, fix=fix or f"`ddplaunch {command} --help` lists the options{elsewhere}", code=code)
 
 
-def _declared(script: Sequence[str]) -> tuple[DeclaredOption, ...]:
+def _declared(script: Sequence[str] | None) -> tuple[DeclaredOption, ...]:
     """Return the options that a script declares, none where it cannot be read."""
     with suppress(UsageError):
-        return read_script(Path(parse_target(script).name), Path.cwd()).options
+        return read_script(Path(parse_target(script or ()).name), Path.cwd()).options
     return ()

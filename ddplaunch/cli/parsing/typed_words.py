@@ -45,8 +45,8 @@ def parse(words: Sequence[str], script: Sequence[str] | None = None) -> dict[str
         elif not arguments:
             raise Misread(at, "argument")
         else:
-            option, value, size = arguments[0], word, 1
-            arguments = arguments[option.kind == "argument" :]
+            option, value, size = arguments.pop(0), word, 1
+            arguments[:0] = [option] * (option.kind == "arguments")
         at, count = at + size, count + is_argument
         if option.kind in REPEATED:
             values[option.name] += filter(None, value.split(",")) if option.name in _LISTS else [value]
