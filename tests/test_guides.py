@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.cli.parsing.typed_words import parse
+from ddplaunch.cli.parsing.typed_words import parse_quickly
 from ddplaunch.planning.options import flags_of_options
 from tests.cli.cli_calls import Call
 from tests.hosts.launching import run_and_read
@@ -187,7 +187,7 @@ def test_every_command_of_the_page_works(tmp_path: Path, fake_nvml: FakeNvml) ->
     for exported, words in COMMANDS:
         own, script = (words[: words.index("--")], words[words.index("--") :]) if "--" in words else (words, [])
         if "--hosts" in own:  # these have to be reached: the command is only read here
-            assert parse(own)
+            assert parse_quickly(own[0], own[1:]) is not None
             continue
         harmless = MADE_HARMLESS.get(own[0], ("--help",))
         behind = script or (["--", "train.py"] if own[0] == "plan" else [])

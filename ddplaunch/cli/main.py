@@ -54,25 +54,32 @@ def dispatch(words: list[str]) -> int:
     """Parse and execute a command line; return the exit status. Raises DdplaunchError for whatever is wrong."""
     # imported here because `--version` needs none of them
     from ddplaunch.cli.parsing.command import COMMANDS, LAUNCHING, body_of, own_values
-    from ddplaunch.cli.parsing.removed import corrected_line, understood
-    from ddplaunch.cli.target import split_arguments
+    from ddplaunch.cli.parsing.typed_words import parse_quickly
+    from ddplaunch.cli.target import misplaced_script, split_arguments
     from ddplaunch.values.words import needs_linux
 
     ours, script = split_arguments(words)
     names_nothing = not ours
-    if names_nothing and script:
-        raise usage("there is no command before `--`", why="", fix=corrected_line(["run"], script))
     if names_nothing or ours[0] == "help":
         ours = [*ours[1:], "--help"]
     command = ours[0]
+    asks_for_help = bool({"-h", "--help"} & {*ours})
     if command in COMMANDS and command not in (*LAUNCHING, "convert"):
         ours += script or []  # after `--` these commands take arguments, as other programs do
-    if {"-h", "--help"} & {*ours} and (command in COMMANDS or command[:1] == "-"):
-        from ddplaunch.cli.parsing.typer_app import show_help  # this import takes longer than deciding a launch
+    values = parse_quickly(command, ours[1:]) if command in COMMANDS and not asks_for_help else None
+    if values is None:
+        from ddplaunch.cli.parsing.removed import removed  # a table that only mistakes need
 
-        show_help(command)
-        return ExitStatus.USAGE if names_nothing else ExitStatus.DONE
-    values = understood(ours, script)
+        if (removal := removed(*ours, script=script)) is not None:
+            raise removal
+    if command in LAUNCHING and not asks_for_help and (problem := misplaced_script(ours, script)) is not None:
+        raise problem
+    if values is None:
+        from ddplaunch.cli.parsing.typer_app import parse_words  # this import takes longer than deciding a launch
+
+        values = parse_words(ours, script)
+        if values is None:  # Typer showed help
+            return ExitStatus.USAGE if names_nothing else ExitStatus.DONE
     if (missing := needs_linux(_what_is_done(command, values))) is not None:
         raise RefusedError(missing)
     return int(body_of(command)(**_beside_own(command, values, script), **own_values(command, values)))

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from ddplaunch.cli.parsing.command import LAUNCHING, options_of, spellings
 from ddplaunch.planning.launch import Target
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.words import nearest
@@ -96,14 +97,55 @@ def required(script: Sequence[str] | None) -> Sequence[str]:
     return script
 
 
-def names_script(word: str, arguments: int) -> bool:
+def corrected_line(words: Sequence[str], script: Sequence[str] | None) -> str:
+    """Return a command line to type, in backticks, with the ``--`` that a launch lacks."""
+    problem = misplaced_script(words, script) if words[0] in LAUNCHING else None
+    line = words if script is None else [*words, "--", *script]
+    return problem.findings[0].fix if problem else f"`{shlex.join(['ddplaunch', *line])}`"
+
+
+def misplaced_script(argv: Sequence[str], script: Sequence[str] | None = None) -> UsageError | None:
+    """Return the error for a script before ``--`` or without it, and for options of ddplaunch after it, with the
+    corrected command.
+
+    ``script`` are the words after ``--``. A word after an option that takes a value is that value, not a script. The
+    search ends at an unknown option, which is reported first.
+    """
+    at = next((at for at, word in enumerate(script or ()) if word.endswith(".py")), 0)
+    if script and at and script[0].startswith("--"):
+        return usage(
+            f"`{script[0]}` after `--` is not a script",
+            why="options of ddplaunch go before `--`, the script and its options after it",
+            fix=f"`{shlex.join(['ddplaunch', *argv, *script[:at], '--', *script[at:]])}`",
+            code="script-not-found",
+        )
+    spelled = spellings(options_of(argv[0]))
+    # The first argument of submit is no script, and one before `--` rather a number that is misspelt.
+    position, arguments = 1, int(script is None and argv[0] != "submit")
+    while position < len(argv):
+        word = argv[position]
+        is_option = word.startswith("-")
+        if word == "-m" or (not is_option and _names_script(word, arguments)):
+            # every rank would start what torchrun itself is: all ranks
+            corrected = [*argv[:position], "--", *argv[position + (word == "torchrun") :], *(script or ())]
+            return usage(
+                f"there is no `--` before `{word}`",
+                why="everything after `--` is the script and its arguments, everything before it options of ddplaunch",
+                fix=f"`{shlex.join(['ddplaunch', *corrected])}`",
+                code="separator-missing",
+            )
+        name, equals, _ = word.replace("_", "-").partition("=")
+        if is_option and name not in spelled:
+            return None
+        arguments += not is_option
+        takes_value = name in spelled and spelled[name][1] is None
+        position += 2 if takes_value and not equals else 1
+    return None
+
+
+def _names_script(word: str, arguments: int) -> bool:
     """Whether ``word`` is a script: a .py file, or a program with a slash or after the first word, often NPROC."""
     return word.endswith(".py") or ((arguments > 0 or "/" in word) and _which(word) is not None)
-
-
-def is_quoted(word: str) -> bool:
-    """Whether quotes make one word of several: one of these is a file, the whole is none."""
-    return " " in word and not _exists(word) and any(map(_exists, word.split()))
 
 
 def _which(name: str) -> str | None:
@@ -123,6 +165,8 @@ def _missing(path: Path) -> UsageError:
     names = os.listdir(parent) if has_directory and os.access(parent, os.R_OK | os.X_OK) else []  # noqa: PTH208
     near = nearest(path.name, names, cutoff=0.75)  # the ending alone makes any two scripts similar
     fix = f"did you mean `{shlex.quote(str(parent / near))}`?" if near else "correct the path, or `cd` to it first"
+    if any(map(_exists, str(path).split())):
+        fix = f"leave out the quotes: `{path}`"
     place = f"looked in {os.path.realpath(parent)}" if has_directory else f"there is no directory {parent}"
     return usage(f"`{path}` does not exist", why=place, fix=fix, code="script-not-found")
 

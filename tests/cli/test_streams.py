@@ -96,7 +96,7 @@ def test_a_signal_ends_a_trial_unless_it_was_ignored() -> None:
 
 def test_alone_it_shows_what_it_can_do(call: Call) -> None:
     said = call()
-    assert said.status == 2 and call("--") == said
+    assert said.status == 2 and call("--", "train.py") == said
     assert call("--version") == call("version") == Said(0, f"ddplaunch {__version__}\n", "")
     assert all(f" {command} " in said.out for command in ("run", "plan", "doctor", "explain"))
     assert "ddplaunch doctor " in said.out

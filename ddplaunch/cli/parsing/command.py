@@ -114,16 +114,11 @@ def trial_options(usual_s: int) -> tuple[Flag, ...]:
 
 
 class Command(NamedTuple):
-    """One command: ``lines`` to type, each with what it does, its own options, and further text for its help."""
+    """One command: two examples with what each does, its own options, and further text for its page of help."""
 
-    lines: str
+    examples: tuple[tuple[str, str], ...]
     options: tuple[Flag, ...]
     more: str = ""
-
-    @property
-    def examples(self) -> list[list[str]]:
-        """The lines, each apart from what it does."""
-        return [line.split("  # ") for line in self.lines.splitlines()]
 
 
 def command_named(name: str) -> Command:

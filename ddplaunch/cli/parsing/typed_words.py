@@ -1,15 +1,15 @@
 """Parses the words of a command line into the options of a launch, and turns options back into words.
 
-Typer would do it as well; its import takes longer than deciding a launch, and it knows nothing of a script.
+A line that is plainly right is parsed here without Typer, whose import takes longer than deciding a launch. Any other
+line is left to Typer; a test compares the two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container
 from typing import Any
 
-from ddplaunch.cli.parsing.command import LAUNCHING, PROFILE, REPEATED, options_of, spellings
-from ddplaunch.cli.target import is_quoted, names_script
+from ddplaunch.cli.parsing.command import PROFILE, REPEATED, options_of, spellings
 from ddplaunch.planning.flag import Flag
 from ddplaunch.planning.options import Said, flags_of_options
 from ddplaunch.values.finding import usage
@@ -20,68 +20,49 @@ from ddplaunch.values.resolved import Resolved, Source
 _LISTS = ("ignore", "exclude")
 
 
-class Misread(Exception):
-    """Raised with the place of the first word that is not understood, and what it is."""
+def with_lists_taken_apart(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a command line with ``--ignore a,b`` and the like split into single names."""
+    lists = {
+        name: [part for value in values[name] for part in value.split(",") if part]
+        for name in _LISTS
+        if values.get(name)
+    }
+    return {**values, **lists}
 
 
-def parse(words: Sequence[str], script: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return the values of all options of a command, None for one that was not given. Raises Misread.
-
-    ``words`` are those before ``--`` with the command, ``script`` those after it.
-    """
-    command, options = words[0], options_of(words[0])
+def parse_quickly(command: str, words: list[str]) -> dict[str, Any] | None:
+    """Return the values of all options, None for one that was not given; None alone where Typer has to parse them."""
+    options = options_of(command)
     values: dict[str, Any] = {option.name: [] if option.kind in REPEATED else None for option in options}
     spelled = spellings(options)
-    arguments = [option for option in options if option.kind in ("argument", "arguments")]
-    # The first argument of submit is no script, and one before `--` rather a number that is misspelt.
-    at, count = 1, int(script is None and command != "submit")
-    while at < len(words):
-        word = words[at]
-        is_argument = word[:1] != "-" or word == "-"
-        if command in LAUNCHING and (kind := _of_script(word, count, is_argument=is_argument)):
-            raise Misread(at, kind)
-        if not is_argument:
-            option, value, size = _option(words, at, spelled)
-        elif not arguments:
-            raise Misread(at, "argument")
+    arguments = [option.name for option in options if option.kind == "argument"]
+    remaining = next((values[option.name] for option in options if option.kind == "arguments"), None)
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-"):
+            if arguments:
+                values[arguments.pop(0)] = word
+            elif remaining is not None:
+                remaining.append(word)
+            else:
+                return None
+            continue
+        name, equals, attached = word.partition("=")
+        option, meaning = spelled.get(name, (None, None))
+        if option is None or (equals and (meaning is not None or not name.startswith("--"))):
+            return None
+        if meaning is not None:
+            value: Any = meaning
+        elif not equals and not rest:
+            return None
         else:
-            option, value, size = arguments.pop(0), word, 1
-            arguments[:0] = [option] * (option.kind == "arguments")
-        at, count = at + size, count + is_argument
+            value = attached if equals else rest.pop(0)
         if option.kind in REPEATED:
-            values[option.name] += filter(None, value.split(",")) if option.name in _LISTS else [value]
+            values[option.name].append(value)
         else:
-            values[option.name] = value  # the last one counts
-    if command in LAUNCHING and script:
-        if script[0][:2] == "--" and any(word.endswith(".py") for word in script):
-            raise Misread(at + 1, "order")
-        if is_quoted(script[0]) and " -- " not in script[0]:
-            raise Misread(at + 1, "quotes")
-    return values
-
-
-def _of_script(word: str, count: int, *, is_argument: bool) -> str:
-    """Return what a word is that belongs after ``--``, if it does; ``count`` arguments stand before it."""
-    if is_argument and is_quoted(word):
-        return "quotes"
-    return "script" if word == "-m" or (is_argument and names_script(word, count)) else ""
-
-
-def _option(words: Sequence[str], at: int, spelled: Mapping[str, tuple[Flag, bool | None]]) -> tuple[Flag, Any, int]:
-    """Return the option at a place in the line, its value, and how many words both are. Raises Misread."""
-    name, equals, value = words[at].partition("=")
-    if name[1] != "-" and name[:2] in spelled and len(words[at]) > 2:  # -n5
-        name, equals, value = name[:2], "=", words[at][2:]
-    if (found := spelled.get(name.replace("_", "-"))) is None:
-        raise Misread(at, "option")
-    option, meaning = found
-    if meaning is not None:
-        if equals:
-            raise Misread(at, "switch")
-        return option, meaning, 1
-    if not equals and at + 1 == len(words):
-        raise Misread(at, "value")
-    return (option, value, 1) if equals else (option, words[at + 1], 2)
+            values[option.name] = value  # the last one counts, as in Typer
+    return with_lists_taken_apart(values)
 
 
 def said_on_command_line(values: dict[str, Any]) -> Said:

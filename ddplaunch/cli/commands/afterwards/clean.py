@@ -32,10 +32,10 @@ from ddplaunch.values.words import host_name
 _KEEP = 50
 
 COMMAND = Command(
-    lines="""\
-ddplaunch clean --dry-run  # what would be ended and removed; changes nothing
-ddplaunch clean --keep 10 --yes  # keeps the records of ten runs, asks nothing
-""",
+    examples=(
+        ("ddplaunch clean --dry-run", "what would be ended and removed; changes nothing"),
+        ("ddplaunch clean --keep 10 --yes", "keeps the records of ten runs, asks nothing"),
+    ),
     options=(
         Flag("run", "argument", "", "Clean up only this run; keep all records.", "RUN", offers="runs"),
         Flag("yes", "switch", "", "Do not ask for confirmation.", short="-y"),

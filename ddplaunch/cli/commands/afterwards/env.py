@@ -12,9 +12,7 @@ from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.variable_names import own_command
 
 COMMAND = Command(
-    lines="""\
-ddplaunch env  # versions, hardware and checks, to paste into a bug report
-""",
+    examples=(("ddplaunch env", "versions, hardware and checks, to paste into a bug report"),),
     options=(),
     more="It runs torch's `collect_env` and `ddplaunch doctor`; variables of the environment are not in it.",
 )

@@ -32,10 +32,10 @@ from ddplaunch.cli.parsing.command import RUN_DIR, Command
 from ddplaunch.planning.flag import Flag
 
 COMMAND = Command(
-    lines="""\
-ddplaunch explain  # the newest run of this directory
-ddplaunch explain shm-too-small  # what a code means, and what to do
-""",
+    examples=(
+        ("ddplaunch explain", "the newest run of this directory"),
+        ("ddplaunch explain shm-too-small", "what a code means, and what to do"),
+    ),
     options=(
         Flag(
             "targets",

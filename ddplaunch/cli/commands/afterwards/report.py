@@ -34,10 +34,10 @@ from ddplaunch.values.words import duration_text, size_text
 from ddplaunch.watch.phases import phases_in, read_phases
 
 COMMAND = Command(
-    lines="""\
-ddplaunch report  # the newest run of this directory, as ddplaunch-RUN.html
-ddplaunch report --output run.html  # into run.html
-""",
+    examples=(
+        ("ddplaunch report", "the newest run of this directory, as ddplaunch-RUN.html"),
+        ("ddplaunch report --output run.html", "into run.html"),
+    ),
     options=(
         RECORDED_RUN,
         Flag("output", "output", "", "Where the page goes, - for stdout [ddplaunch-RUN.html].", "FILE", short="-o"),

@@ -19,10 +19,10 @@ from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, UsageError, usage
 
 COMMAND = Command(
-    lines="""\
-ddplaunch convert -- torchrun --nproc_per_node=4 train.py  # the command that starts the same ranks
-ddplaunch convert train.sh  # what changes in a script, as a diff; `| patch -p0` changes it
-""",
+    examples=(
+        ("ddplaunch convert -- torchrun --nproc_per_node=4 train.py", "the command that starts the same ranks"),
+        ("ddplaunch convert train.sh", "what changes in a script, as a diff; `| patch -p0` changes it"),
+    ),
     options=(Flag("files", "arguments", "", "Shell and sbatch scripts; - for stdin.", "FILE"),),
 )
 

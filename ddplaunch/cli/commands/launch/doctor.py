@@ -41,10 +41,10 @@ from ddplaunch.values.finding import ExitStatus, Finding, error
 from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
 
 COMMAND = Command(
-    lines="""\
-ddplaunch doctor  # drivers, GPUs, network, limits and files of this machine
-ddplaunch doctor 2 --device cpu -- train.py  # this launch and its script too
-""",
+    examples=(
+        ("ddplaunch doctor", "drivers, GPUs, network, limits and files of this machine"),
+        ("ddplaunch doctor 2 --device cpu -- train.py", "this launch and its script too"),
+    ),
     options=(
         Flag("list_checks", "switch", OUTPUT, "List every check and what it looks at.", spelling="--list"),
         Flag("json", "switch", OUTPUT, "Outcomes, facts and versions as JSON, without secrets: for bug reports too."),

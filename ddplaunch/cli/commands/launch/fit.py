@@ -34,10 +34,10 @@ from ddplaunch.values.words import count
 from ddplaunch.watch.fit_view import fit_json, fit_text, never_fits, trial_text
 
 COMMAND = Command(
-    lines="""\
-ddplaunch fit 4 --global-batch-size 512 -- train.py  # batch and accumulation for exactly 512 samples
-ddplaunch fit 2 --device cpu --memory 4GiB -- train.py  # 4 GiB for each process, which none exceeds
-""",
+    examples=(
+        ("ddplaunch fit 4 --global-batch-size 512 -- train.py", "batch and accumulation for exactly 512 samples"),
+        ("ddplaunch fit 2 --device cpu --memory 4GiB -- train.py", "4 GiB for each process, which none exceeds"),
+    ),
     options=(
         Flag(
             "headroom",

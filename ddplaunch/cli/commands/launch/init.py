@@ -16,10 +16,10 @@ from ddplaunch.planning.options import Options
 from ddplaunch.values.finding import ExitStatus, usage
 
 COMMAND = Command(
-    lines="""\
-ddplaunch init  # ddplaunch.toml, with the numbers of train.py
-ddplaunch init mine.py --script  # mine.py as well: a small model that trains with DDP
-""",
+    examples=(
+        ("ddplaunch init", "ddplaunch.toml, with the numbers of train.py"),
+        ("ddplaunch init mine.py --script", "mine.py as well: a small model that trains with DDP"),
+    ),
     options=(
         Flag("target", "argument", "", "The script at hand; no file is replaced [train.py].", "SCRIPT"),
         Flag("script", "switch", "", "Write SCRIPT too: a small transformer, trained with nothing but torch."),

@@ -19,10 +19,10 @@ from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.resolved import Resolved, Source
 
 COMMAND = Command(
-    lines="""\
-ddplaunch plan 2 --batch-size 8 -- train.py  # every value, with who decided it
-ddplaunch plan 8 --batch-size 8 --base-lr 1e-4  # the numbers alone, without a script
-""",
+    examples=(
+        ("ddplaunch plan 2 --batch-size 8 -- train.py", "every value, with who decided it"),
+        ("ddplaunch plan 8 --batch-size 8 --base-lr 1e-4", "the numbers alone, without a script"),
+    ),
     options=(
         Flag("json", "switch", OUTPUT, "The whole plan as JSON."),
         Flag("compare", "text", OUTPUT, "The numbers of several sizes, a row for each: 1,2,4,8.", "SIZES"),

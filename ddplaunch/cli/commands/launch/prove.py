@@ -20,10 +20,10 @@ from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.resolved import Resolved, value_of
 
 COMMAND = Command(
-    lines="""\
-ddplaunch prove 2 -- train.py  # six steps on two ranks, then in one process
-ddplaunch prove 2 --device cpu --json -- train.py  # on the CPU, every claim as JSON
-""",
+    examples=(
+        ("ddplaunch prove 2 -- train.py", "six steps on two ranks, then in one process"),
+        ("ddplaunch prove 2 --device cpu --json -- train.py", "on the CPU, every claim as JSON"),
+    ),
     options=(
         Flag("steps", "integer", TRIALS, "Optimizer steps to record [6].", "N"),
         Flag("in_place", "switch", TRIALS, "Let trials change files as the script does."),

@@ -24,10 +24,10 @@ from ddplaunch.ui.shell import dry_run_text
 from ddplaunch.values.finding import ExitStatus, usage
 
 COMMAND = Command(
-    lines="""\
-ddplaunch run 4 --batch-size 8 -- train.py --epochs 20  # four processes, 8 samples each
-ddplaunch run 2 --device cpu --dry-run -- train.py  # the torchrun command; nothing is started
-""",
+    examples=(
+        ("ddplaunch run 4 --batch-size 8 -- train.py --epochs 20", "four processes, 8 samples each"),
+        ("ddplaunch run 2 --device cpu --dry-run -- train.py", "the torchrun command; nothing is started"),
+    ),
     options=(
         Flag("dry_run", "switch", OUTPUT, "Print the launch as shell text; start nothing."),
         Flag("detach", "switch", OUTPUT, "Launch, print the run's id and go on without this terminal.", short="-d"),

@@ -25,10 +25,13 @@ from ddplaunch.watch.scale_view import progress_text, scale_json, scale_text
 from ddplaunch.watch.size_verdicts import SizeMeasured
 
 COMMAND = Command(
-    lines="""\
-ddplaunch scale --batch-size 8 -- train.py  # 1, 2, 4 … processes, up to what this machine has
-ddplaunch scale 2 --device cpu --steps 20 -- train.py  # 20 steps of two processes
-""",
+    examples=(
+        ("ddplaunch scale --batch-size 8 -- train.py", "1, 2, 4 … processes, up to what this machine has"),
+        (
+            "ddplaunch scale 2 --device cpu --steps 20 -- train.py",
+            "20 steps of two processes",
+        ),
+    ),
     options=(
         *trial_options(10),
         Flag("json", "switch", OUTPUT, "Everything as JSON."),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.cli.configuration import with_configuration, working_directory
-from ddplaunch.cli.parsing.command import Command
+from ddplaunch.cli.parsing.command import OUTPUT, Command
 from ddplaunch.cli.parsing.typed_words import TypedLaunch
 from ddplaunch.cli.prepare import interpreter
 from ddplaunch.cli.streams import answer, tell
@@ -22,17 +22,41 @@ from ddplaunch.planning.job.submission import Submission, decide_submission, ref
 from ddplaunch.ui.shell import shell_words
 from ddplaunch.ui.submit_view import manifest_text, printed_text, sbatch_text, submitted_text
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.codec import toml_beside
 from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.variable_names import JOIN_SECRET
 
 SLURM, KUBERNETES = "Slurm", "Kubernetes"  # panels of options that only one of them has
 
-_DATA = toml_beside(__file__, "submit.toml")
-
 COMMAND = Command(
-    lines=_DATA["lines"],
-    options=tuple(Flag(**row) for row in _DATA["options"]),
+    examples=(
+        (
+            "ddplaunch submit --nodes 2 --gpus-per-node 4 --time 8:00:00 --dry-run -- train.py",
+            "the batch script of a job of 8 processes; nothing is submitted",
+        ),
+        (
+            "ddplaunch submit --to kubernetes --image train:1 --gpus-per-node 8 -- train.py",
+            "the manifest of the same launch, for `kubectl apply -f -`",
+        ),
+    ),
+    options=(
+        Flag("nodes", "integer", "Job", "Nodes of the job [1].", "N", example="4"),
+        Flag("gpus_per_node", "integer", "Job", "GPUs of each node, one process per GPU.", "N", example="4"),
+        Flag("cpus_per_task", "integer", "Job", "CPUs of each node, shared by its processes.", "N"),
+        Flag("mem", "text", "Job", "Host memory of each node: 200G.", "SIZE"),
+        Flag("time", "text", "Job", "Time limit: 24:00:00, 2-00:00:00, or minutes.", "LIMIT"),
+        Flag("partition", "text", SLURM, "Slurm partition.", "NAME"),
+        Flag("job_name", "text", "Job", "Name of the job [the script's].", "NAME"),
+        Flag("sbatch_arg", "many", SLURM, "Any other option of sbatch: --account=lab (repeatable).", "ARG"),
+        Flag("setup", "many", SLURM, "Shell line to run before the launch: 'module load cuda' (repeatable).", "LINE"),
+        Flag("signal", "text", SLURM, "Instead of SIGTERM before the limit: USR1@120.", "NAME@N", example="USR1@120"),
+        Flag("requeue", "switch", SLURM, "Start again after preemption, a lost node or the time limit."),
+        Flag("to", "text", "Job", "slurm or kubernetes [slurm].", "CLUSTER", offers=("slurm", "kubernetes")),
+        Flag("image", "text", KUBERNETES, "The container image.", "IMAGE"),
+        Flag("shm_size", "text", KUBERNETES, "Size of /dev/shm [16Gi].", "SIZE"),
+        Flag("secret", "many", KUBERNETES, "A variable from a Secret (repeatable).", "VAR=SECRET/KEY"),
+        Flag("volume", "many", KUBERNETES, "A claim or a host's folder, and where it is seen.", "CLAIM:/PATH[:ro]"),
+        Flag("dry_run", "switch", OUTPUT, "Print the batch script, or the manifest alone; submit nothing."),
+    ),
 )
 
 #: Options for the size of the job, which its own text sets instead of the command that it runs.

@@ -26,10 +26,10 @@ from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.words import host_name, listed, numbers_of
 
 COMMAND = Command(
-    lines="""\
-ddplaunch logs --rank 0 --lines 20  # the last lines of rank 0 of the newest run
-ddplaunch logs --follow  # what all ranks print, until the run ends
-""",
+    examples=(
+        ("ddplaunch logs --rank 0 --lines 20", "the last lines of rank 0 of the newest run"),
+        ("ddplaunch logs --follow", "what all ranks print, until the run ends"),
+    ),
     options=(
         RECORDED_RUN,
         Flag("rank", "text", "", "Ranks: 0, 0,3, 0-7 or all [all].", "RANKS", offers=("0", "all"), short="-r"),

@@ -18,10 +18,10 @@ from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.words import host_name, own_id
 
 COMMAND = Command(
-    lines="""\
-ddplaunch ps  # what runs, and what ended last in this directory
-ddplaunch ps --all --json  # every recorded run, with all details
-""",
+    examples=(
+        ("ddplaunch ps", "what runs, and what ended last in this directory"),
+        ("ddplaunch ps --all --json", "every recorded run, with all details"),
+    ),
     options=(
         Flag("all", "switch", "", "All recorded runs, not only the newest.", short="-a"),
         Flag("json", "switch", "", "All details of the runs, as JSON."),

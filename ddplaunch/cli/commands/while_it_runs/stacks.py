@@ -31,10 +31,10 @@ from ddplaunch.values.words import count, duration_text, host_name, listed, rank
 from ddplaunch.watch.sampler import RankUsage
 
 COMMAND = Command(
-    lines="""\
-ddplaunch stacks  # the innermost frames of every rank
-ddplaunch stacks --full  # every frame of every thread
-""",
+    examples=(
+        ("ddplaunch stacks", "the innermost frames of every rank"),
+        ("ddplaunch stacks --full", "every frame of every thread"),
+    ),
     options=(
         LIVE_RUN,
         Flag("full", "switch", "", "Every frame of every thread."),

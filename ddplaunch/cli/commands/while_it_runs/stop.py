@@ -18,10 +18,10 @@ from ddplaunch.values.variable_names import SETTINGS
 from ddplaunch.values.words import host_name
 
 COMMAND = Command(
-    lines="""\
-ddplaunch stop  # the only run of this directory
-ddplaunch stop --grace 2m  # two minutes to write a checkpoint
-""",
+    examples=(
+        ("ddplaunch stop", "the only run of this directory"),
+        ("ddplaunch stop --grace 2m", "two minutes to write a checkpoint"),
+    ),
     options=(
         Flag(
             "run",

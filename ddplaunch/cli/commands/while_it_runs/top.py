@@ -27,10 +27,10 @@ from ddplaunch.watch.live_samples import Watched, samples_here, samples_of_hosts
 from ddplaunch.watch.stragglers import late_rank
 
 COMMAND = Command(
-    lines="""\
-ddplaunch top  # the newest run here, live
-ddplaunch top --json  # every sample as a line of JSON
-""",
+    examples=(
+        ("ddplaunch top", "the newest run here, live"),
+        ("ddplaunch top --json", "every sample as a line of JSON"),
+    ),
     options=(
         LIVE_RUN,
         Flag("interval", "duration", "", "Time between samples: 1, 5s [1].", "TIME", short="-d"),
