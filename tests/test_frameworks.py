@@ -88,6 +88,7 @@ dist.init_process_group("gloo")
 if dist.get_rank() == 0:
     {made_by}
     {line}
+dist.barrier()
 dist.destroy_process_group()
 """
     (tmp_path / "tracked.py").write_text(script, encoding="utf-8")

@@ -100,13 +100,13 @@ def module_not_found(launch: Launch, environment: dict[str, str]) -> Findings:
         )
 
 
-def variable_not_set(script: ScriptReport, launch: Launch, environment: dict[str, str]) -> Findings:
+def variable_not_set(script: ScriptReport, launch: Launch) -> Findings:
     """The script reads a variable of the environment that is not set.
 
     Only `os.environ["NAME"]` counts that each rank reaches, of names that neither the script nor torchrun sets.
     Remedy: `--env NAME=VALUE`.
     """
-    names = {*environment, *TORCHRUN_NAMES, *(variable.name for variable in launch.environment)}
+    names = {*TORCHRUN_NAMES, *(variable.name for variable in launch.environment)}
     unset = [each for each in script.needs_env if each[0] not in names and "DDPLAUNCH_" not in each[0]]
     for name, at in unset[:1]:
         yield error(

@@ -249,7 +249,8 @@ def _read(target: Target, cwd: Path) -> ScriptReport | Unavailable:
     if homes:
         path = locate(target.kind, target.name, homes[0], homes)
     if isinstance(path, Path):
-        return read_script(path, cwd, search, target.args)
+        report = read_script(path, cwd, search, target.args)
+        return replace(report, needs_env=tuple(each for each in report.needs_env if each[0] not in os.environ))
     if target.kind == "module" and not (cwd / target.name.split(".")[0]).exists() and not homes:
         raise usage(
             f"there is no module `{target.name}`",

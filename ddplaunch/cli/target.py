@@ -8,7 +8,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddplaunch.cli.parsing.command import LAUNCHING, options_of, spellings
+from ddplaunch.cli.parsing.command import COMMANDS, LAUNCHING, options_of, spellings
+from ddplaunch.cli.parsing.typed_words import parse_quickly
 from ddplaunch.planning.launch import Target
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.words import nearest
@@ -98,10 +99,13 @@ def required(script: Sequence[str] | None) -> Sequence[str]:
 
 
 def corrected_line(words: Sequence[str], script: Sequence[str] | None) -> str:
-    """Return a command line to type, in backticks, with the ``--`` that a launch lacks."""
+    """Return a command line to type, in backticks, with the ``--`` that a launch lacks; none with more mistakes."""
     problem = misplaced_script(words, script) if words[0] in LAUNCHING else None
+    if problem:
+        return problem.findings[0].fix
     line = words if script is None else [*words, "--", *script]
-    return problem.findings[0].fix if problem else f"`{shlex.join(['ddplaunch', *line])}`"
+    understood = words[0] in COMMANDS and parse_quickly(words[0], [*words[1:]])
+    return f"`{shlex.join(['ddplaunch', *line])}`" if understood else ""
 
 
 def misplaced_script(argv: Sequence[str], script: Sequence[str] | None = None) -> UsageError | None:

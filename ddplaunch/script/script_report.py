@@ -145,8 +145,8 @@ class ScriptReport:
     ``switched_off`` is where a process group would be set up if the ``switches``, spellings of options, had other
     values than in this launch. ``demands_local_rank`` is a *required* ``--local-rank``/``--local_rank`` option,
     ``takes_local_rank`` where such a one alone chooses the GPU. ``reads_env`` are the names of environment variables
-    that appear as literals in environment look-ups, ``needs_env`` those without
-    which each rank ends there, ``asks_for`` the numbers that are read from
+    that appear as literals in environment look-ups, ``needs_env`` those without which each rank
+    ends there, and that are not set here, ``asks_for`` the numbers that are read from
     ``ddplaunch.current()``.
     ``ambiguous`` are meanings that several options could have, with these.
     ``instead`` says for meanings that no option has what the source has in its place.

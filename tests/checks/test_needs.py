@@ -127,7 +127,6 @@ CASES = (
     silent("module-not-found"),
     fires("variable-not-set", "train.py reads the variable DATA, which … `--env DATA=VALUE` … py:7", script=READS),
     silent("variable-not-set", script=healthy_script(needs_env=(("DDPLAUNCH_LR", HERE), ("ROLE_NAME", HERE)))),
-    silent("variable-not-set", script=READS, environment={"DATA": "."}),
     fires("cuda-without-gpus", "train.py:7", launch=on_cpu("flag")),
     fires("cuda-without-gpus", "train.py:7", launch=on_cpu("detected"), torch=CPU_BUILD),
     silent("cuda-without-gpus", launch=on_cpu("detected")),

@@ -29,6 +29,17 @@ def test_what_is_beside_the_launch_is_found_where_python_looks_there(call: Call,
         assert ("error[module-not-found]" in said.err) is lacking, said.err
 
 
+def test_a_variable_of_the_shell_or_the_launch_is_there(
+    call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "reads.py").write_text("import os\nprint(os.environ['SHARDS_OF'])\n")
+    plan = ("plan", "2", "--device", "cpu")
+    assert "error[variable-not-set]: reads.py reads the variable SHARDS_OF" in call(*plan, "--", "reads.py").err
+    assert "variable-not-set" not in call(*plan, "--env", "SHARDS_OF=/d", "--", "reads.py").err
+    monkeypatch.setenv("SHARDS_OF", "/d")
+    assert "variable-not-set" not in call(*plan, "--", "reads.py").err
+
+
 def test_a_module_that_was_installed_to_be_edited_is_read(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

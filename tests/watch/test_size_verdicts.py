@@ -106,7 +106,9 @@ def test_verdicts(case: str) -> None:
 def test_what_is_unsure() -> None:
     assert noise(size(2)) == size(2, cpus=1, waits=0.3).disturbed == "", "they wait for each other"
     found, lacked = verdict(size(2, cpus=4, waits=0.3), size(1), strong=False), size(1, cpus=4, waits=0.3)
-    assert isinstance(found, str) and found.startswith("not judged: ranks waited 30 % of the time for CPUs used by others"), found
+    assert isinstance(found, str) and found.startswith(
+        "not judged: ranks waited 30 % of the time for CPUs used by others"
+    ), found
     assert speed_up(size(2), lacked, strong=False) is speed_up(lacked, lacked, strong=False) is None
     assert "steps took from" in noise(size(2, spread=1.5)) and "still moved" in noise(size(2, settled=False))
 

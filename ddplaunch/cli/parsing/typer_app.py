@@ -174,7 +174,7 @@ def _misunderstood(
         line = [
             near + word[len(wrong) :] if word.partition("=")[0].replace("_", "-") == wrong else word for word in words
         ]
-        fix = corrected_line(line, script)
+        fix = corrected_line(line, script) or f"did you mean `{near}`?"
     elif command in LAUNCHING and type(exception).__name__ != "BadOptionUsage":  # a value is missing
         fix += "; what belongs to the script goes after `--`, to torchrun into `--torchrun-arg=…`"
     return usage(message[:1].lower() + message[1:], why="", fix=fix)
