@@ -200,6 +200,7 @@ def look_at_site(browser: Any, address: str, places: list[str]) -> None:
         background = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
         bright = sum(int(each) for each in re.findall(r"\d+", background)[:3]) > 380
         assert bright == (name == "light"), (name, background)
+    browser.set_window_size(1300, 900)  # in a narrow window the box is behind a button
     box = browser.find_element("css selector", "input.md-search__input")
     for words, first in (
         ("hang-timeout", "hangs.html"),
