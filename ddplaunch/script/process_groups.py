@@ -283,13 +283,14 @@ class Outside:
         """Yield the variables of the environment that ranks need by ``os.environ["NAME"]``, and nothing sets."""
         text = "\n".join(file.text for file in self.flow.program.files.values())
         given = re.findall(r"(?:\[|default\()['\"](\w+)['\"](?:, |\] = )", text)
-        for part in self.parts if not re.search(r"dotenv|putenv|environ(\.update|\W* = )", text) else ():
+        sets_more = re.search(r"dotenv|putenv|environ(\.update|\W* = )", text)
+        for part in self.parts if "environ" in text and not sets_more else ():
             for node in part.of(ast.Subscript):
-                name = string(node.slice)
+                name = string(node.slice) or ""
                 read = name and isinstance(node.ctx, ast.Load) and is_environ(node.value, part)
                 sure = read and name not in given and not part.around(node, ast.Try, ast.BoolOp, ast.Lambda)
                 if sure and self.is_certain(node, part):
-                    yield str(name), at(node, part.source)
+                    yield name, at(node, part.source)
 
     def references(self, function: Function, part: ReachablePart) -> Iterator[tuple[ast.expr, ReachablePart]]:
         """Yield the names that may stand for ``function``, other than those in its own body."""
